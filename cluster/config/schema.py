@@ -1,0 +1,93 @@
+"""The configuration of a cluster: one frozen model per section, and the checks that span sections."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from cluster.gateway.settings import GatewaySettings
+from decode_worker.task import DecodeSettings
+from engine.settings import ModelSettings
+from kv_pool.settings import PoolSettings
+from kv_pool.sizes import parse_size
+from prefill_worker.task import PrefillSettings
+from scheduler.plan import SchedulerSettings
+
+SIZES: Final = frozenset({"prefill.device_cache", "decode.device_cache", "pool.dram"})
+"""Keys whose value is a size ('2GiB', or plain bytes)."""
+SECRETS: Final = frozenset({"gateway.api_keys"})
+"""Keys whose value is never shown."""
+
+
+class ClusterSettings(BaseModel):
+    """Where the cluster runs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    address: Annotated[
+        str, Field(description="Ray cluster to join ('auto' or host:port); empty starts a Ray of its own on this machine.")
+    ] = ""
+    namespace: Annotated[
+        str, Field(min_length=1, max_length=128, description="Ray namespace of all actors: one cluster per namespace.")
+    ] = "moonpool"
+    log_level: Annotated[
+        Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="Least severe level that the processes log.")
+    ] = "WARNING"
+
+
+class ClusterConfig(BaseModel):
+    """Everything that can be set. ``docs/configuration.md`` is made from these models."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    prefill: PrefillSettings = Field(default_factory=PrefillSettings)
+    decode: DecodeSettings = Field(default_factory=DecodeSettings)
+    pool: PoolSettings = Field(default_factory=PoolSettings)
+    scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
+    gateway: GatewaySettings = Field(default_factory=GatewaySettings)
+    cluster: ClusterSettings = Field(default_factory=ClusterSettings)
+
+    @model_validator(mode="after")
+    def _check(self) -> ClusterConfig:
+        problems = [*self._bad_sizes(), *self._unbounded(), *self._conflicts()]
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _bad_sizes(self) -> Iterator[str]:
+        for key in sorted(SIZES):
+            section, _, name = key.partition(".")
+            try:
+                parse_size(getattr(getattr(self, section), name))
+            except ValueError as error:
+                yield f"{key}: {error}"
+
+    def _unbounded(self) -> Iterator[str]:
+        for section in ClusterConfig.model_fields:
+            for name, value in getattr(self, section):
+                if isinstance(value, float) and not math.isfinite(value):
+                    yield f"{section}.{name}: {value} is not a finite number (every wait has a limit)"
+
+    def _conflicts(self) -> Iterator[str]:
+        model, scheduler, pool = self.model, self.scheduler, self.pool
+        if model.block_tokens & (model.block_tokens - 1):
+            yield f"model.block_tokens: {model.block_tokens} is not a power of two"
+        if model.chunk_tokens % model.block_tokens:
+            yield f"model.chunk_tokens: {model.chunk_tokens} is not a multiple of model.block_tokens ({model.block_tokens})"
+        if not scheduler.heartbeat_s < scheduler.suspect_after_s < scheduler.dead_after_s:
+            yield (
+                f"scheduler.suspect_after_s: {scheduler.suspect_after_s:g} must be over scheduler.heartbeat_s "
+                f"({scheduler.heartbeat_s:g}) and under scheduler.dead_after_s ({scheduler.dead_after_s:g})"
+            )
+        if pool.client_dead_s > pool.lease_s:
+            yield f"pool.client_dead_s: {pool.client_dead_s:g} is over pool.lease_s ({pool.lease_s:g}), so it would never count"
+        most = max(self.prefill.workers, self.decode.workers)
+        if pool.nodes > most:
+            yield (
+                f"pool.nodes: {pool.nodes} is more than the workers of either kind can use "
+                f"(prefill.workers {self.prefill.workers}, decode.workers {self.decode.workers})"
+            )

@@ -1,0 +1,36 @@
+"""Ray shell of a decode worker: loads the engine, starts the threads, takes tasks. Every method returns at once."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from decode_worker.task import DecodeSettings, DecodeTask
+from decode_worker.worker import Abort, DecodeWorker
+from engine.serving.actor import WorkerActor
+
+
+class DecodeActor(WorkerActor):
+    """``settings`` is the dumped ``decode:`` section; the rest as in :class:`~engine.serving.actor.WorkerActor`."""
+
+    role = "decode"
+    worker_class: ClassVar[type[DecodeWorker]] = DecodeWorker
+
+    def __init__(self, settings: dict[str, Any], **common: Any) -> None:
+        self._settings = DecodeSettings(**settings)
+        super().__init__(cache_size=self._settings.device_cache, threads=self._settings.threads, **common)
+        self._worker = self.worker_class(self.engine, self._settings, self.host)
+        self.start(self._worker)
+
+    def submit(self, task: DecodeTask) -> str | None:
+        """Take ``task``; the answer goes to the task's token sink. Returns why not, or None."""
+        if not self._worker.submit_allowed():
+            return "the worker's queue is full"
+        self.host.post(task)
+        return None
+
+    def abort(self, request_id: str, attempt: int) -> None:
+        self.host.post(Abort(request_id, attempt))
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges for ``/metrics``."""
+        return self.common_stats() | {f"{name}_total": count for name, count in self._worker.counters.items()}

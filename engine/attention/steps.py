@@ -1,0 +1,114 @@
+"""The two things a forward pass may be: a piece of one prompt, or one token of each of many sequences.
+
+A step holds what all layers share (slots, masks, runs) and is built once. ``attend`` is called once by each layer: it writes the
+new tokens' K/V to the cache, then attends. q ``[1, q_heads, t, k_dim]``, k ``[1, kv_heads, t, k_dim]``, v ``[1, kv_heads, t,
+v_dim]`` are the new tokens', rotated already; the result is ``[1, t, q_heads, v_dim]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.attention import kernels
+from engine.attention.options import AttentionOptions
+from engine.attention.slots import SequenceSlots
+from engine.cache.paged import PagedCache
+
+
+class AttentionStep(Protocol):
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor: ...
+
+
+class PieceStep:
+    """``count`` new tokens of one sequence behind ``past`` cached ones.
+
+        positions   0 ........ past ........... past + count
+                    | in cache |  new, causal   |
+    """
+
+    def __init__(self, cache: PagedCache, past: int, count: int, blocks: Sequence[int]) -> None:
+        self._cache = cache
+        self._past = past
+        self._total = past + count
+        self._slots = SequenceSlots(blocks, cache.layout.block_tokens, cache.device)
+        self._masks: dict[int | None, Tensor] = {}
+        self._new_slots: Tensor | None = None
+        if self._slots.start is None:
+            new = [self._slots.slot_of(position) for position in range(past, self._total)]
+            self._new_slots = torch.tensor(new, device=cache.device)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        self._write(keys, k)
+        self._write(values, v)
+        window = options.window if options.window is not None and options.window < self._total else None
+        if window is None and self._past == 0:
+            return kernels.attention(q, k, v, options, causal=True).transpose(1, 2)
+        first = 0 if window is None else max(0, self._past - window + 1)
+        if window is None and options.softcap is None and kernels.has_flash(q, v):
+            # The past needs no mask and the new tokens a causal one: two fast calls instead of one with a mask.
+            past = kernels.flash(q, *self._read(keys, values, 0, self._past), options.scale)
+            out, lse = kernels.merge(past, kernels.flash(q, k, v, options.scale, causal=True))
+            if options.sinks is not None:
+                out = kernels.add_sinks(out, lse, options.sinks)
+            return out.transpose(1, 2)
+        mask = self._masks.get(window)
+        if mask is None:
+            count = self._total - self._past
+            mask = self._masks[window] = kernels.window_mask(self._past, count, first, window, q)
+        return kernels.attention(q, *self._read(keys, values, first, self._total), options, mask=mask).transpose(1, 2)
+
+    def _write(self, slots: Tensor, new: Tensor) -> None:
+        rows = new[0].transpose(0, 1)
+        if self._new_slots is not None:
+            slots.index_copy_(0, self._new_slots, rows)
+        else:
+            start = self._slots.start or 0
+            slots[start + self._past : start + self._total] = rows
+
+    def _read(self, keys: Tensor, values: Tensor, first: int, last: int) -> tuple[Tensor, Tensor]:
+        k = self._slots.read(keys, first, last).transpose(0, 1).unsqueeze(0)
+        v = self._slots.read(values, first, last).transpose(0, 1).unsqueeze(0)
+        return k, v
+
+
+class DecodeStep:
+    """One new token of each sequence, which sits at position ``pasts[i]``: no mask anywhere, and nothing in a sequence's attention
+    depends on its company. Rows after the sequences' are padding: nothing is written for them, their output is zero."""
+
+    def __init__(self, cache: PagedCache, pasts: Sequence[int], blocks: Sequence[Sequence[int]], rows: int) -> None:
+        size = cache.layout.block_tokens
+        self._cache = cache
+        self._totals = [past + 1 for past in pasts]
+        self._padding = rows - len(pasts)
+        self._sequences = [SequenceSlots(table, size, cache.device) for table in blocks]
+        new = [slots.slot_of(past) for slots, past in zip(self._sequences, pasts, strict=True)]
+        self._new_slots = torch.tensor(new, device=cache.device)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        count, kv_heads = len(self._totals), k.shape[1]
+        keys.index_copy_(0, self._new_slots, k[0].transpose(0, 1)[:count])
+        values.index_copy_(0, self._new_slots, v[0].transpose(0, 1)[:count])
+        # The query heads of a K/V head become rows of one small matrix product instead of copies of K and V.
+        packed = q[0].transpose(0, 1).reshape(q.shape[2], 1, kv_heads, -1, q.shape[3])
+        fast = options.softcap is None and kernels.has_flash(q, v)
+        outputs: list[Tensor] = []
+        for row, slots, total in zip(packed.unbind(), self._sequences, self._totals, strict=False):
+            first = 0 if options.window is None else max(0, total - options.window)
+            seen_k = slots.read(keys, first, total).transpose(0, 1).unsqueeze(0)
+            seen_v = slots.read(values, first, total).transpose(0, 1).unsqueeze(0)
+            if fast:
+                out, lse = kernels.flash(row, seen_k, seen_v, options.scale)
+                if options.sinks is not None:
+                    out = kernels.add_sinks(out.view(1, -1, 1, out.shape[-1]), lse.view(1, -1, 1), options.sinks)
+            else:
+                out = kernels.attention(row.reshape(1, q.shape[1], 1, -1), seen_k, seen_v, options)
+            outputs.append(out.view(1, -1, v.shape[-1]))
+        if self._padding:
+            outputs.append(q.new_zeros(self._padding, q.shape[1], v.shape[-1]))
+        return torch.cat(outputs).unsqueeze(0)

@@ -1,0 +1,82 @@
+"""Ray shell of a pool node. Plain methods only, each returns at once; the node's work is in its own thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from kv_pool.heartbeat import HeartbeatSender
+from kv_pool.service import PoolNode
+from kv_pool.settings import PoolSettings
+
+RESOLVE_TIMEOUT_S = 2.0
+
+
+class PoolNodeActor:
+    """Starts its node with the process. A restart is a new incarnation with an empty arena: readers purge what they knew of
+    it."""
+
+    def __init__(
+        self, *, node_id: str, slot_bytes: int, block_tokens: int, settings: dict[str, Any], scheduler_name: str, namespace: str,
+        heartbeat_s: float, log_level: str = "WARNING",
+    ) -> None:  # fmt: skip
+        logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._scheduler_name, self._namespace = scheduler_name, namespace
+        self._node = PoolNode(
+            node_id=node_id, slot_bytes=slot_bytes, settings=PoolSettings(**settings), block_tokens=block_tokens
+        )
+        self._node.start()
+        self._heartbeat = HeartbeatSender(
+            resolve=self._resolve_scheduler, payload=self._payload, on_reply=lambda _: None, period_s=heartbeat_s
+        )
+        self._heartbeat.start()
+
+    def describe(self) -> dict[str, Any]:
+        node = self._node
+        return {
+            "node_id": node.node_id,
+            "incarnation": node.incarnation,
+            "endpoint": node.endpoint,
+            "events": node.events_endpoint,
+            "pid": os.getpid(),
+        }
+
+    def stats(self) -> dict[str, int | float]:
+        return self._node.stats()
+
+    def ping(self) -> str:
+        return self._node.incarnation
+
+    def shutdown(self) -> None:
+        self._heartbeat.stop()
+        self._node.stop()
+
+    def _payload(self) -> dict[str, Any]:
+        stats = self._node.stats()
+        return {
+            "v": 1,
+            "role": "node",
+            "id": self._node.node_id,
+            "incarnation": self._node.incarnation,
+            "actor": self._node.node_id,
+            "node_id": self._node.node_id,
+            "fence": 0,
+            "load": {
+                "endpoint": self._node.endpoint,
+                "events": self._node.events_endpoint,
+                "slots_total": stats["slots_total"],
+                "slots_free": stats["slots_free"],
+                "slot_bytes": stats["slot_bytes"],
+            },
+        }
+
+    def _resolve_scheduler(self) -> str | None:
+        """The scheduler's report endpoint, asked of Ray by name; None while there is no scheduler."""
+        import ray
+
+        try:
+            actor = ray.get_actor(self._scheduler_name, namespace=self._namespace)
+            return ray.get(actor.endpoints.remote(), timeout=RESOLVE_TIMEOUT_S)["reports"]
+        except (ValueError, ray.exceptions.RayError):
+            return None

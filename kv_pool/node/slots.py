@@ -1,0 +1,86 @@
+"""Where each slot of the arena is in its life. Pure.
+
+============  =====================================  =============================================
+state         meaning                                leaves it by
+============  =====================================  =============================================
+free          nobody's                               ``take``
+reserved      one client writes                      ``commit``, ``give_back``, ``quarantine``
+committed     holds a block                          ``give_back`` (evicted, consumed, expired)
+quarantined   its writer is silent but not dead:     ``give_back`` (dead at last, or it spoke)
+              it may still write
+============  =====================================  =============================================
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class SlotState(Enum):
+    FREE = 0
+    RESERVED = 1
+    COMMITTED = 2
+    QUARANTINED = 3
+
+
+ALLOWED = {
+    (SlotState.FREE, SlotState.RESERVED),
+    (SlotState.RESERVED, SlotState.COMMITTED),
+    (SlotState.RESERVED, SlotState.FREE),
+    (SlotState.RESERVED, SlotState.QUARANTINED),
+    (SlotState.COMMITTED, SlotState.FREE),
+    (SlotState.QUARANTINED, SlotState.FREE),
+}
+
+
+class InvalidSlotTransition(Exception):  # noqa: N818 - a bug of ours, not an error of the world
+    pass
+
+
+class Slots:
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._state = [SlotState.FREE] * count
+        self._epoch = [0] * count
+        self._free = list(range(count - 1, -1, -1))
+        self._counts = dict.fromkeys(SlotState, 0) | {SlotState.FREE: count}
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def state(self, slot: int) -> SlotState:
+        return self._state[slot]
+
+    def epoch(self, slot: int) -> int:
+        return self._epoch[slot]
+
+    def take(self) -> int:
+        """A free slot, reserved from now on, with a new epoch."""
+        slot = self._free.pop()
+        self._move(slot, SlotState.RESERVED)
+        self._epoch[slot] += 1
+        return slot
+
+    def commit(self, slot: int) -> None:
+        self._move(slot, SlotState.COMMITTED)
+
+    def quarantine(self, slot: int) -> None:
+        self._move(slot, SlotState.QUARANTINED)
+
+    def give_back(self, slot: int) -> None:
+        """Free it. The epoch moves on at once, so that a reader whose lease ran out notices."""
+        self._move(slot, SlotState.FREE)
+        self._epoch[slot] += 1
+        self._free.append(slot)
+
+    def counts(self) -> dict[SlotState, int]:
+        """Slots by state; they always add up to ``count``."""
+        return dict(self._counts)
+
+    def _move(self, slot: int, to: SlotState) -> None:
+        if (self._state[slot], to) not in ALLOWED:
+            raise InvalidSlotTransition(f"slot {slot}: {self._state[slot].name} -> {to.name}")
+        self._counts[self._state[slot]] -= 1
+        self._counts[to] += 1
+        self._state[slot] = to

@@ -1,0 +1,83 @@
+"""What a prefill worker accepts, and what it reports. No torch: the scheduler and the gateway import this file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.sampling.params import SamplingParams
+from engine.serving.addresses import BlockSource, TokenSink
+from kv_pool.keys import BlockKey
+
+
+class PrefillSettings(BaseModel):
+    """The ``prefill:`` section of the configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workers: Annotated[int, Field(ge=1, le=1024, description="Prefill workers in the cluster.")] = 1
+    threads: Annotated[int, Field(ge=0, description="Compute threads of one worker; 0 shares the cores out.")] = 0
+    device_cache: Annotated[str, Field(description="Size of a worker's paged KV cache (bytes, or with KiB/MiB/GiB).")] = "1GiB"
+    waiting_max: Annotated[int, Field(ge=1, description="Requests that may wait at one worker before it refuses.")] = 64
+    running_max: Annotated[int, Field(ge=1, description="Prompts interleaved by chunk at one worker.")] = 4
+    load_timeout_s: Annotated[float, Field(gt=0, description="A cached prefix not loaded by then is recomputed.")] = 5.0
+    publish_timeout_s: Annotated[float, Field(gt=0, description="A handoff not stored by then fails and is planned again.")] = (
+        10.0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTask:
+    """Compute the KV of ``token_ids`` and draw the next token.
+
+    ``token_ids`` is the prompt, followed on a later attempt by the ``answered`` tokens that the client already has.
+    ``keys`` name its full blocks in order (``len(token_ids) // block_tokens`` of them). The first ``cached_blocks`` are believed
+    to be in the pool at ``source`` (None: at the worker's own node); being wrong costs a recompute only.
+    ``tail_key`` is where the tokens after the last full block, and the first answer token, are handed over.
+    ``budget_s`` is what is left of the request's own deadline when the task is sent. ``hand_over`` is False where the answer ends
+    with this token (max_new_tokens == 1).
+    """
+
+    request_id: str
+    attempt: int
+    token_ids: tuple[int, ...]
+    answered: int
+    keys: tuple[BlockKey, ...]
+    cached_blocks: int
+    source: BlockSource | None
+    tail_key: BlockKey
+    hand_over: bool
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...]
+    sink: TokenSink
+    budget_s: float
+    priority: int = 0
+    reusable_only_at_chunks: bool = False
+    """``reuse: bitwise``: cached blocks count only up to a multiple of chunk_tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillLoad:
+    """A prefill worker's report, part of each heartbeat. ``queued_tokens`` are tokens still to compute, running included.
+    ``finished`` are the (request_id, attempt, computed tokens, past tokens, compute seconds) since the last report, at most
+    256."""
+
+    waiting: int
+    running: int
+    queued_tokens: int
+    finished: tuple[tuple[str, int, int, int, float], ...] = ()
+
+    def to_wire(self) -> dict[str, Any]:
+        return {
+            "waiting": self.waiting,
+            "running": self.running,
+            "queued_tokens": self.queued_tokens,
+            "finished": [list(f) for f in self.finished],
+        }
+
+    @classmethod
+    def from_wire(cls, data: dict[str, Any]) -> PrefillLoad:
+        finished = tuple((str(f[0]), int(f[1]), int(f[2]), int(f[3]), float(f[4])) for f in data["finished"])
+        return cls(int(data["waiting"]), int(data["running"]), int(data["queued_tokens"]), finished)

@@ -1,0 +1,36 @@
+"""The scheduler as a Ray actor: a thin shell. Plain methods only:
+one ``async def`` would move all of them onto one event loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kv_pool.events.snapshot import fetch_snapshot
+
+from scheduler.plan import Plan, Rejection, RouteRequest, SchedulerSettings
+from scheduler.service import SchedulerService
+
+
+class SchedulerActor:
+    """``settings`` is the dumped ``scheduler:`` section. State is soft: a restarted scheduler learns of workers, nodes and blocks
+    from their next heartbeats and snapshots."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._service = SchedulerService(SchedulerSettings(**settings), fetch=fetch_snapshot)
+        self._service.start()
+
+    def endpoints(self) -> dict[str, str]:
+        """Where heartbeats go (``reports``) and where notices come from (``notices``)."""
+        return {"reports": self._service.reports_endpoint, "notices": self._service.notices_endpoint}
+
+    def route(self, request: RouteRequest) -> Plan | Rejection:
+        return self._service.route(request)
+
+    def finished(self, request_id: str, attempt: int) -> None:
+        self._service.finished(request_id, attempt)
+
+    def report_failure(self, worker_id: str, request_id: str) -> None:
+        self._service.report_failure(worker_id, request_id)
+
+    def view(self) -> dict[str, Any]:
+        return self._service.view()

@@ -1,0 +1,72 @@
+"""How many KV blocks a decode worker can still promise. Pure.
+
+Each request on its way is charged for its prompt and its expected answer. Of two lower bounds of the room the larger counts:
+
+* all blocks less all charges (right where we know of every sequence there);
+* blocks reported free, less the growth still to come of the reported sequences, less the whole charge of those that the report
+  may not show yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decode_worker.task import DecodeLoad
+from scheduler.prefill_queue import IN_TRANSIT_S, RequestAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    prompt_blocks: int
+    growth_blocks: int
+    assigned: float
+
+    @property
+    def blocks(self) -> int:
+        return self.prompt_blocks + self.growth_blocks
+
+
+class DecodeRoom:
+    """Charges of one worker. Before its first report it has no room."""
+
+    def __init__(self) -> None:
+        self.open: dict[RequestAttempt, Charge] = {}
+        self.total_blocks = 0
+        self._reported_sequences = 0
+        self._charged = 0
+        self._beside_report = 0
+        """Blocks free by the report and not spoken for."""
+
+    @property
+    def blocks(self) -> int:
+        strangers = self._reported_sequences > len(self.open)
+        return self._beside_report if strangers else max(self._beside_report, self.total_blocks - self._charged)
+
+    @property
+    def sequences(self) -> int:
+        return max(len(self.open), self._reported_sequences)
+
+    def assign(self, request: RequestAttempt, prompt_blocks: int, growth_blocks: int, now: float) -> None:
+        charge = self.open[request] = Charge(prompt_blocks, growth_blocks, now)
+        self._charged += charge.blocks
+        self._beside_report -= charge.blocks
+
+    def end(self, request: RequestAttempt) -> None:
+        """The request's blocks are free; unknown ones are ignored. The report that shows it is still to come, so the second bound
+        gets back only what was set aside for growth."""
+        charge = self.open.pop(request, None)
+        if charge is not None:
+            self._charged -= charge.blocks
+            self._beside_report += charge.growth_blocks
+            self._reported_sequences = max(0, self._reported_sequences - 1)
+
+    def report(self, load: DecodeLoad, now: float) -> None:
+        """Take over what the worker says; the caller has ended what it reports as finished."""
+        self.total_blocks = load.total_blocks
+        self._reported_sequences = load.waiting + load.running
+        young = sum(charge.assigned > now - IN_TRANSIT_S for charge in self.open.values())
+        # Sequences that wait there have no blocks yet: they are taken for the newest ones.
+        shown = len(self.open) - max(young, load.waiting)
+        self._beside_report = load.free_blocks - sum(
+            charge.growth_blocks if position < shown else charge.blocks for position, charge in enumerate(self.open.values())
+        )

@@ -1,0 +1,131 @@
+"""What the scheduler's state is told (events) and what it wants done (actions). Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decode_worker.task import DecodeLoad
+from kv_pool.events.types import EventBatch
+from prefill_worker.task import PrefillLoad
+from scheduler.index import NodeSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLoad:
+    """A pool node's report. ``sequence`` is that of its last published event batch, None where it does not tell. ``pulls`` are
+    (source node, bytes, seconds) of finished pulls since the last report."""
+
+    endpoint: str
+    events: str
+    slots_total: int
+    slots_free: int
+    slot_bytes: int
+    sequence: int | None = None
+    pulls: tuple[tuple[str, int, float], ...] = ()
+
+
+# --- events ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """One heartbeat of a worker: who (``actor`` is its Ray name), at which pool node, under which fence, and its load."""
+
+    worker_id: str
+    incarnation: str
+    actor: str
+    node_id: str
+    fence: int
+    load: PrefillLoad | DecodeLoad
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    node_id: str
+    incarnation: str
+    load: NodeLoad
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksChanged:
+    batch: EventBatch
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotArrived:
+    snapshot: NodeSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    node_id: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """The gateway says that the attempt no longer occupies its pair."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """The gateway says that a worker did not do what it should."""
+
+    worker_id: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. Expected a few times a second; a much longer gap counts as the scheduler's own stall."""
+
+
+Event = WorkerReport | NodeReport | BlocksChanged | SnapshotArrived | SnapshotFailed | RequestEnded | WorkerFailed | Tick
+
+
+# --- actions -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer to the report just handled. A worker whose fence is lower drops its work and adopts ``fence``."""
+
+    fence: int
+    node_endpoint: str | None = None
+    node_incarnation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """``kind`` is ``down`` or ``up``."""
+
+    kind: str
+    worker_id: str
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Subscribe to a node's events."""
+
+    events_endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unfollow:
+    events_endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSnapshot:
+    """Ask the node; answer with ``SnapshotArrived`` or ``SnapshotFailed``."""
+
+    node_id: str
+    incarnation: str
+    endpoint: str
+
+
+Action = Reply | Notice | Follow | Unfollow | FetchSnapshot

@@ -1,0 +1,96 @@
+"""What the scheduler is asked and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.serving.addresses import BlockSource
+from kv_pool.keys import BlockKey
+
+
+class SchedulerSettings(BaseModel):
+    """The ``scheduler:`` section of the configuration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heartbeat_s: Annotated[float, Field(gt=0, le=10, description="Period of every worker's and node's heartbeat.")] = 0.5
+    suspect_after_s: Annotated[float, Field(gt=0, description="Silence after which a worker gets no new work.")] = 1.5
+    dead_after_s: Annotated[
+        float, Field(gt=0, description="Silence after which a worker is fenced and its requests run again elsewhere.")
+    ] = 3.0
+    ttft_max_s: Annotated[
+        float, Field(gt=0, description="A request whose predicted time to first token is longer gets a 429.")
+    ] = 120.0
+    prefill_tokens_per_s: Annotated[
+        float, Field(gt=0, description="First guess of a worker's prefill speed, corrected by what workers report.")
+    ] = 400.0
+    expected_output_tokens: Annotated[
+        int,
+        Field(ge=1, description="Answer length for which decode room is kept; few answers use all of the tokens they may have."),
+    ] = 256
+    request_life_s: Annotated[
+        float,
+        Field(
+            gt=0, description="Time after which a request of which no end was heard no longer counts; longer than any may take."
+        ),
+    ] = 900.0
+    link_bytes_per_s: Annotated[
+        float, Field(gt=0, description="First guess of the speed at which one node pulls blocks from another.")
+    ] = 1.0e9
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """``keys`` are the request's full blocks in order, ``tokens`` their tokens plus the tail. ``max_new_tokens`` is what is
+    left to generate. ``attempt`` counts from 0; ``avoid`` are worker ids that failed this request before."""
+
+    request_id: str
+    attempt: int
+    keys: tuple[BlockKey, ...]
+    tokens: int
+    max_new_tokens: int
+    priority: int = 0
+    avoid: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTerms:
+    """The predicted seconds behind a plan, logged with it and later held against the truth."""
+
+    queue_s: float
+    load_s: float
+    compute_s: float
+    handoff_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        return self.queue_s + self.load_s + self.compute_s + self.handoff_s
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which pair serves the request. ``prefill_source`` holds the first ``cached_blocks`` blocks (None: the prefill worker's own
+    node). ``decode_source`` is the prefill worker's node where the decode worker is attached to another one, else None."""
+
+    request_id: str
+    attempt: int
+    prefill_worker: str
+    decode_worker: str
+    cached_blocks: int
+    prefill_source: BlockSource | None
+    decode_source: BlockSource | None
+    terms: PlanTerms
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """No plan: ``reason`` is ``overloaded`` (429) or ``no_worker`` (503); try again after ``retry_after_s``."""
+
+    request_id: str
+    attempt: int
+    reason: str
+    retry_after_s: float
+    detail: str = ""

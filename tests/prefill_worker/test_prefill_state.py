@@ -1,0 +1,209 @@
+"""The prefill worker's decisions, driven by hand: every test reads as a story of events in and actions out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.sampling.params import SamplingParams
+from engine.serving.addresses import TokenSink
+from engine.serving.token_stream import FailureCause
+from kv_pool.keys import BlockKey
+from prefill_worker.policy.shortest_remaining import AGING_TOKENS_PER_S, shortest_remaining
+from prefill_worker.state import Admit, CancelLoad, Fail, HandOver, Load, Phase, PrefillState, Publish, Release
+from prefill_worker.task import PrefillTask
+
+BLOCK, CHUNK = 4, 16
+
+
+def make_state(**changes: int) -> PrefillState:
+    limits = {"block_tokens": BLOCK, "chunk_tokens": CHUNK, "waiting_max": 4, "running_max": 2} | changes
+    return PrefillState(choose=shortest_remaining, **limits)
+
+
+def make_task(name: str = "a", tokens: int = 40, **changes: object) -> PrefillTask:
+    task = PrefillTask(
+        request_id=name,
+        attempt=0,
+        token_ids=tuple(range(tokens)),
+        answered=0,
+        keys=tuple(BlockKey(i.to_bytes(16)) for i in range(tokens // BLOCK)),
+        cached_blocks=0,
+        source=None,
+        tail_key=BlockKey(b"t" * 16),
+        hand_over=True,
+        sampling=SamplingParams(),
+        eos_token_ids=(),
+        sink=TokenSink("gateway-0", "inproc://none"),
+        budget_s=100.0,
+    )
+    return replace(task, **changes)
+
+
+def admit(state: PrefillState, task: PrefillTask, device_blocks: int = 0, now: float = 0.0) -> list[object]:
+    (action,) = [a for a in state.submitted(task, now) if isinstance(a, Admit) and a.prompt.task is task]
+    return list(state.admitted(action.prompt, device_blocks, now))
+
+
+def test_pieces_end_at_absolute_multiples_of_the_chunk():
+    state = make_state()
+    (load,) = admit(state, make_task(tokens=40))
+    assert load == Load(load.prompt, 0, 9)  # 39 of 40 tokens may come from a cache: one is computed for its logits
+    state.load_ended(load.prompt, blocks=1, now=0.0)
+    borders = []
+    while (piece := state.next_piece(0.0)) is not None:
+        borders.append((piece.start, piece.end))
+        state.computed(piece, 0.1)
+    assert borders == [(4, 16), (16, 32), (32, 40)]
+
+
+def test_full_blocks_go_out_after_each_piece_and_the_tail_last():
+    state = make_state()
+    (load,) = admit(state, make_task(tokens=38))
+    assert state.load_ended(load.prompt, 2, 0.0) == [Publish(load.prompt, 0, 2)]  # reused ones are offered as well
+    ranges = []
+    while (piece := state.next_piece(0.0)) is not None:
+        ranges += state.computed(piece, 0.1)
+    assert ranges == [Publish(load.prompt, 2, 4), Publish(load.prompt, 4, 8), Publish(load.prompt, 8, 9), HandOver(load.prompt)]
+    assert load.prompt.phase is Phase.HANDING_OVER
+    outcomes = [state.published(load.prompt, True, "") for _ in range(5)]
+    assert outcomes[:4] == [[], [], [], []]
+    assert outcomes[4] == [Release(load.prompt)]
+    assert not state.prompts
+
+
+def test_bitwise_mode_reuses_whole_chunks_only():
+    state = make_state()
+    (load,) = admit(state, make_task(tokens=40, reusable_only_at_chunks=True))
+    assert (load.first, load.last) == (0, 8)
+    state.load_ended(load.prompt, blocks=7, now=0.0)
+    assert load.prompt.cached == 16
+
+
+def test_a_failed_publish_fails_the_attempt_once_and_frees_after_the_last_transfer():
+    state = make_state()
+    (load,) = admit(state, make_task(tokens=40))
+    state.load_ended(load.prompt, 0, 0.0)
+    actions = []
+    while (piece := state.next_piece(0.0)) is not None:
+        actions += state.computed(piece, 0.1)
+    assert len(actions) == 4
+    first = state.published(load.prompt, False, "no room")
+    assert first == [Fail(load.prompt, FailureCause.HANDOFF, "no room")]
+    assert [state.published(load.prompt, False, "no room") for _ in range(3)] == [[], [], [Release(load.prompt)]]
+
+
+def test_an_abort_while_loading_cancels_and_waits_for_the_transfer():
+    state = make_state()
+    (load,) = admit(state, make_task())
+    assert state.aborted(("a", 0)) == [CancelLoad(load.prompt)]
+    assert state.next_piece(1.0) is None
+    assert state.load_ended(load.prompt, 3, 1.0) == [Release(load.prompt)]
+
+
+def test_an_abort_while_waiting_touches_no_block():
+    state = make_state(running_max=1)
+    admit(state, make_task("a"))
+    assert state.submitted(make_task("b"), 0.0) == []
+    assert state.aborted(("b", 0)) == []
+    assert list(state.prompts) == [("a", 0)]
+
+
+def test_the_queue_is_bounded_and_a_repeat_is_not_a_second_request():
+    state = make_state(waiting_max=2, running_max=1)
+    admit(state, make_task("a"))
+    for name in "bc":
+        assert state.submitted(make_task(name), 0.0) == []
+    assert state.submitted(make_task("b"), 0.0) == []
+    (refusal,) = state.submitted(make_task("d"), 0.0)
+    assert isinstance(refusal, Fail)
+    assert refusal.cause is FailureCause.REFUSED
+
+
+def test_deadline_ends_a_prompt_in_any_phase():
+    state = make_state(running_max=1)
+    (load,) = admit(state, make_task("a", budget_s=5.0))
+    state.submitted(make_task("b", budget_s=4.0), 0.0)
+    causes = [a.cause for a in state.tick(5.0) if isinstance(a, Fail)]
+    assert causes == [FailureCause.DEADLINE, FailureCause.DEADLINE]
+    assert state.load_ended(load.prompt, 0, 5.0) == [Release(load.prompt)]
+    assert not state.prompts
+
+
+@pytest.mark.parametrize(("field", "value"), [("token_ids", ()), ("keys", ())])
+def test_a_contradictory_task_is_named(field: str, value: object):
+    with pytest.raises(ValueError, match=field):
+        make_state().submitted(replace(make_task(), **{field: value}), 0.0)
+
+
+def test_short_prompts_overtake_long_ones_but_not_for_ever():
+    state = make_state(running_max=3)
+    prompts = {}
+    for name, tokens, at in (("long", 2000, 0.0), ("short", 40, 1.0)):
+        (load,) = admit(state, make_task(name, tokens), now=at)
+        state.load_ended(load.prompt, 0, at)
+        prompts[name] = load.prompt
+    assert state.next_piece(1.0).prompt is prompts["short"]
+    (late,) = admit(state, make_task("late", 40), now=2000 / AGING_TOKENS_PER_S)
+    state.aborted(("short", 0))
+    state.load_ended(late.prompt, 0, 2000 / AGING_TOKENS_PER_S)
+    assert state.next_piece(2000 / AGING_TOKENS_PER_S).prompt is prompts["long"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_happens_every_admitted_prompt_is_released_exactly_once(data: st.DataObject):
+    state = make_state(running_max=3, waiting_max=8)
+    admitted: set[tuple[str, int]] = set()
+    released: list[tuple[str, int]] = []
+    open_transfers: list[tuple[str, object]] = []
+    now = 0.0
+
+    def run(actions: list[object]) -> None:
+        queue = list(actions)
+        while queue:
+            action = queue.pop(0)
+            match action:
+                case Admit(prompt) if prompt.phase is Phase.WAITING:
+                    if data.draw(st.booleans(), label="room"):
+                        admitted.add(prompt.id)
+                        queue += state.admitted(prompt, data.draw(st.integers(0, state.reusable_blocks(prompt) // 1)), now)
+                case Load(prompt, _, _):
+                    open_transfers.append(("load", prompt))
+                case Publish(prompt, _, _) | HandOver(prompt):
+                    open_transfers.append(("publish", prompt))
+                case Release(prompt):
+                    assert prompt.transfers == 0
+                    released.append(prompt.id)
+
+    for i in range(data.draw(st.integers(5, 40))):
+        now += 0.5
+        match data.draw(st.sampled_from(["submit", "piece", "transfer", "transfer", "abort", "tick", "fence"])):
+            case "submit":
+                task = make_task(f"r{i}", data.draw(st.integers(1, 60)), budget_s=data.draw(st.floats(1, 50)))
+                run(state.submitted(task, now))
+            case "piece":
+                if (piece := state.next_piece(now)) is not None:
+                    run(state.computed(piece, 0.1))
+            case "transfer" if open_transfers:
+                kind, prompt = open_transfers.pop(data.draw(st.integers(0, len(open_transfers) - 1)))
+                ok = data.draw(st.booleans())
+                run(state.load_ended(prompt, 0, now) if kind == "load" else state.published(prompt, ok, "lost"))
+            case "abort" if state.prompts:
+                run(state.aborted(data.draw(st.sampled_from(sorted(state.prompts)))))
+            case "tick":
+                run(state.tick(now))
+            case "fence":
+                run(state.fenced())
+        for prompt in state.prompts.values():
+            assert 0 <= prompt.cached <= prompt.computed <= prompt.total
+    run(state.fenced())
+    while open_transfers:
+        kind, prompt = open_transfers.pop()
+        run(state.load_ended(prompt, 0, now) if kind == "load" else state.published(prompt, False, "lost"))
+        run(state.fenced())
+    assert not state.prompts
+    assert sorted(released) == sorted(admitted)

@@ -7,8 +7,7 @@ packs, beside the mapped file that all processes share: worth it where tokens ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +38,7 @@ class PackedLinears:
     def __exit__(self, *_: object) -> None:
         self._active = False
 
-    def _forward(self, module: nn.Linear) -> Callable[[Tensor], Tensor]:
+    def _forward(self, module: nn.Linear) -> Any:
         assert _reorder is not None
         assert _linear is not None
         linear, plain, bias = _linear, nn.functional.linear, module.bias

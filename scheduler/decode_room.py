@@ -32,24 +32,20 @@ class DecodeRoom:
     def __init__(self) -> None:
         self.open: dict[RequestAttempt, Charge] = {}
         self.total_blocks = 0
+        self.blocks = 0
+        """Blocks that can still be promised."""
+        self.sequences = 0
+        """In the batch or on their way."""
         self._reported_sequences = 0
         self._charged = 0
         self._beside_report = 0
         """Blocks free by the report and not spoken for."""
 
-    @property
-    def blocks(self) -> int:
-        strangers = self._reported_sequences > len(self.open)
-        return self._beside_report if strangers else max(self._beside_report, self.total_blocks - self._charged)
-
-    @property
-    def sequences(self) -> int:
-        return max(len(self.open), self._reported_sequences)
-
     def assign(self, request: RequestAttempt, prompt_blocks: int, growth_blocks: int, now: float) -> None:
         charge = self.open[request] = Charge(prompt_blocks, growth_blocks, now)
         self._charged += charge.blocks
         self._beside_report -= charge.blocks
+        self._sum_up()
 
     def end(self, request: RequestAttempt) -> None:
         """The request's blocks are free; unknown ones are ignored. The report that shows it is still to come, so the second bound
@@ -59,6 +55,7 @@ class DecodeRoom:
             self._charged -= charge.blocks
             self._beside_report += charge.growth_blocks
             self._reported_sequences = max(0, self._reported_sequences - 1)
+            self._sum_up()
 
     def report(self, load: DecodeLoad, now: float) -> None:
         """Take over what the worker says; the caller has ended what it reports as finished."""
@@ -70,3 +67,10 @@ class DecodeRoom:
         self._beside_report = load.free_blocks - sum(
             charge.growth_blocks if position < shown else charge.blocks for position, charge in enumerate(self.open.values())
         )
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        strangers = self._reported_sequences > len(self.open)
+        ours = self.total_blocks - self._charged
+        self.blocks = self._beside_report if strangers else max(self._beside_report, ours)
+        self.sequences = max(len(self.open), self._reported_sequences)

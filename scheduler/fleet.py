@@ -7,8 +7,8 @@ first word. A restart is another incarnation: what the old process had is droppe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from decode_worker.task import DecodeLoad
 from prefill_worker.task import PrefillLoad
@@ -19,6 +19,8 @@ from scheduler.messages import Action, Follow, NodeReport, Notice, Reply, Unfoll
 from scheduler.plan import SchedulerSettings
 from scheduler.prefill_queue import PrefillQueue
 from scheduler.routing.links import LinkSpeeds
+
+AnyWorker = TypeVar("AnyWorker", bound=Worker)
 
 MEMBERS_MAX: Final = 8192
 FORGET_DEAD_S: Final = 3600.0
@@ -53,9 +55,20 @@ class Fleet:
     def standing(self, worker: Worker, now: float) -> Standing:
         return worker.standing(self.nodes.get(worker.node_id), now, self._settings.suspect_after_s)
 
-    def node_live(self, node_id: str, now: float) -> bool:
-        node = self.nodes.get(node_id)
-        return node is not None and not node.dead and not node.silent(now, self._settings.suspect_after_s)
+    def live_nodes(self, now: float) -> dict[str, str]:
+        """Pool nodes that can be counted on, with their incarnations."""
+        horizon = now - self._settings.suspect_after_s
+        return {n.id: n.incarnation for n in self.nodes.values() if n.heard_at >= horizon and not n.dead}
+
+    def live(self, workers: Mapping[str, AnyWorker], nodes: Mapping[str, str], now: float) -> list[AnyWorker]:
+        """Those of ``workers`` whose standing is live, where ``nodes`` are. One pass without a call per worker: every routing
+        decision asks this of all of them."""
+        horizon = now - self._settings.suspect_after_s
+        return [
+            w
+            for w in workers.values()
+            if w.heard_at >= horizon and not w.dead and w.attached_node == nodes.get(w.node_id, "") and w.quarantine.until <= now
+        ]
 
     # --- heartbeats -----------------------------------------------------------------------------------------------------
 
@@ -215,13 +228,14 @@ class Fleet:
 
     def view(self, now: float) -> dict[str, Any]:
         """Plain data; seconds since each member was heard."""
+        live = self.live_nodes(now)
         return {
             "nodes": [
                 {
                     "id": n.id,
                     "incarnation": n.incarnation,
                     "endpoint": n.endpoint,
-                    "live": self.node_live(n.id, now),
+                    "live": n.id in live,
                     "silent_s": now - n.heard_at,
                     "slots_total": n.slots_total,
                     "slots_free": n.slots_free,

@@ -21,8 +21,8 @@ from typing import Any, Final, cast
 
 import msgpack
 import zmq
-from kv_pool.events.codec import BATCH_BYTES_MAX, MalformedEventError, decode_batch
 
+from kv_pool.events.codec import BATCH_BYTES_MAX, MalformedEventError, decode_batch
 from scheduler.messages import (
     BlocksChanged,
     Event,
@@ -160,6 +160,7 @@ class SchedulerService:
         for sock in (self._reports, self._events, self._notices):
             sock.close(linger=0)
         self._context.term()
+        self._wake_up.close()
 
     def _take_reports(self) -> None:
         for frames in _arrived(self._reports):

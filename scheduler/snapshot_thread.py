@@ -23,22 +23,28 @@ SnapshotFetcher = Callable[[str, float], NodeSnapshot]
 
 
 class WakeUp:
-    """Lets other threads end the I/O thread's wait. Its descriptors close with the object, when no thread has it any more."""
+    """Lets other threads end the I/O thread's wait. ``ring`` may come at any time, also after ``close``."""
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
         self._write.setblocking(False)
+        self._lock = threading.Lock()
 
     def fileno(self) -> int:
         return self._read.fileno()
 
     def ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # a full pair wakes as well
+        with self._lock, contextlib.suppress(OSError):  # full, which wakes as well, or closed
             self._write.send(b"x")
 
     def clear(self) -> None:
         self._read.recv(4096)
+
+    def close(self) -> None:
+        with self._lock:
+            self._read.close()
+            self._write.close()
 
 
 class SnapshotThread:

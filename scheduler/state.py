@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from decode_worker.task import DecodeLoad
 from engine.serving.addresses import BlockSource
 from prefill_worker.task import PrefillLoad
 from scheduler.assignments import Assignments
 from scheduler.blame import BlameLedger
-from scheduler.fleet import Fleet
+from scheduler.fleet import AnyWorker, Fleet
 from scheduler.index import ENTRIES_MAX, BlockIndex
 from scheduler.members import DecodeWorker, PrefillWorker, Standing, Worker
 from scheduler.messages import (
@@ -35,8 +35,6 @@ from scheduler.plan import Plan, Rejection, RouteRequest, SchedulerSettings
 from scheduler.routing.choose import Choice, DecodeCandidate, Need, Obstacle, PrefillCandidate, View, choose
 from scheduler.routing.links import LinkSpeeds
 from scheduler.snapshots import SnapshotSchedule
-
-AnyWorker = TypeVar("AnyWorker", bound=Worker)
 
 IN_FLIGHT_MAX: Final = 65536
 BLOCK_TOKENS_GUESS: Final = 64
@@ -177,20 +175,23 @@ class SchedulerState:
         return Need(request.tokens, size, self.fleet.block_bytes, reusable, decode_blocks), prompt_blocks
 
     def _view(self, request: RouteRequest, now: float) -> View:
+        nodes = self.fleet.live_nodes(now)
         prefill = [
             PrefillCandidate(w.id, w.node_id, w.queue.seconds(now), w.queue.speed)
-            for w in self._able(self.fleet.prefill, request.avoid, now)
+            for w in self._able(self.fleet.prefill, nodes, request.avoid, now)
         ]
         decode = [
             DecodeCandidate(w.id, w.node_id, w.room.blocks, w.room.total_blocks, w.room.sequences)
-            for w in self._able(self.fleet.decode, request.avoid, now)
+            for w in self._able(self.fleet.decode, nodes, request.avoid, now)
         ]
-        prefixes = {n: k for n, k in self.index.longest_prefix(request.keys).items() if self.fleet.node_live(n, now)}
+        prefixes = {n: k for n, k in self.index.longest_prefix(request.keys).items() if n in nodes}
         return View(prefill, decode, prefixes, self.links)
 
-    def _able(self, workers: Mapping[str, AnyWorker], avoid: Iterable[str], now: float) -> list[AnyWorker]:
+    def _able(
+        self, workers: Mapping[str, AnyWorker], nodes: Mapping[str, str], avoid: Iterable[str], now: float
+    ) -> list[AnyWorker]:
         """Workers that may get work; those that are being ramped up only within their ramp, unless there are no others."""
-        live = [w for w in workers.values() if w.id not in avoid and self.fleet.standing(w, now) is Standing.LIVE]
+        live = [w for w in self.fleet.live(workers, nodes, now) if w.id not in avoid]
         return [w for w in live if w.ramp.allows(w.in_flight, now)] or live
 
     def _assign(self, request: RouteRequest, choice: Choice, prompt_blocks: int, growth_blocks: int, now: float) -> None:

@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from cluster.cli.chat import chat
+from cluster.cli.demo import defaults as demo_defaults
 from cluster.cli.demo import demo
+from cluster.cli.options import configured
 from cluster.cli.serve import serve
 from cluster.cli.show import config_
 
@@ -18,10 +20,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("serve")(serve)
+app.command("serve")(configured(serve))
 app.command("chat")(chat)
-app.command("demo")(demo)
-app.command("config")(config_)
+app.command("demo")(configured(demo, defaults=demo_defaults))
+app.command("config")(configured(config_))
 
 
 def _version(wanted: bool) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,31 +16,46 @@ if TYPE_CHECKING:
     from cluster.config.load import LoadedConfig
     from cluster.config.sources import Setting
 
-PANEL = "Configuration (each also in YAML and environment; see docs/configuration.md)"
+PANEL: Final = "Configuration (docs/configuration.md)"
+
+TEXTS: Final[dict[str, tuple[type, str, str]]] = {
+    "model": (str, "MODEL", "'smollm2', a Hugging Face id, a folder or a .gguf file."),
+    "host": (str, "HOST", "Address that the HTTP server binds; loopback unless set."),
+    "port": (int, "PORT", "Port of the HTTP server; 0 takes any free one."),
+    "prefill": (int, "COUNT", "Prefill workers."),
+    "decode": (int, "COUNT", "Decode workers."),
+    "dtype": (str, "DTYPE", "auto, float32, bfloat16 or float16."),
+    "device": (str, "DEVICE", "auto, cpu or cuda."),
+    "reuse": (str, "MODE", "block or bitwise: when cached KV may stand for computed KV."),
+    "pool_dram": (str, "SIZE", "DRAM of one pool node, such as 4GiB."),
+    "address": (str, "HOST:PORT", "Ray cluster to join; without it one is started here."),
+}
+"""Of each friendly flag: type, placeholder and help."""
 
 
-def _option(name: str, text: str, metavar: str) -> Any:
-    return typer.Option(FLAGS[name][0], help=text, metavar=metavar, rich_help_panel=PANEL, show_default=False)
+def configured(
+    command: Callable[[LoadedConfig], None], *, defaults: Callable[[], Sequence[Setting]] = list
+) -> Callable[..., None]:
+    """``command`` as typer takes it: with a parameter per flag in the place of the configuration that they make.
 
+    ``defaults`` are the command's own, weaker than anything a person wrote.
+    """
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", help="YAML file with settings.", metavar="FILE", rich_help_panel=PANEL, show_default=False),
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Any setting; may be repeated.", metavar="SECTION.FIELD=VALUE", rich_help_panel=PANEL, show_default=False),
-]  # fmt: skip
-Model = Annotated[str | None, _option("model", "'smollm2', a Hugging Face id, a folder or a .gguf file.", "MODEL")]
-Host = Annotated[str | None, _option("host", "Address that the HTTP server binds.", "HOST")]
-Port = Annotated[int | None, _option("port", "Port of the HTTP server; 0 takes any free one.", "PORT")]
-Prefill = Annotated[int | None, _option("prefill", "Prefill workers.", "COUNT")]
-Decode = Annotated[int | None, _option("decode", "Decode workers.", "COUNT")]
-DType = Annotated[str | None, _option("dtype", "auto, float32, bfloat16 or float16.", "DTYPE")]
-Device = Annotated[str | None, _option("device", "auto, cpu or cuda.", "DEVICE")]
-Reuse = Annotated[str | None, _option("reuse", "block or bitwise: when cached KV may stand for computed KV.", "MODE")]
-PoolDram = Annotated[str | None, _option("pool_dram", "DRAM of one pool node, such as 4GiB.", "SIZE")]
-Address = Annotated[str | None, _option("address", "Ray cluster to join; without it one is started here.", "HOST:PORT")]
+    @functools.wraps(command)
+    def run(**parameters: Any) -> None:
+        command(load(parameters, defaults=defaults()))
+
+    annotations: dict[str, Any] = {name: Annotated[kind | None, _option(FLAGS[name][0], text, metavar)]
+                                   for name, (kind, metavar, text) in TEXTS.items()}  # fmt: skip
+    annotations["config"] = Annotated[Path | None, _option("--config", "YAML file with settings.", "FILE")]
+    annotations["set_"] = Annotated[list[str] | None, _option("--set", "Any setting; may be repeated.", "SECTION.FIELD=VALUE")]
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in annotations.items()
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = annotations
+    return run
 
 
 def load(parameters: dict[str, Any], *, defaults: Sequence[Setting] = ()) -> LoadedConfig:
@@ -59,3 +76,7 @@ def load(parameters: dict[str, Any], *, defaults: Sequence[Setting] = ()) -> Loa
         for problem in error.problems:
             typer.echo(f"error: {problem}", err=True)
         raise typer.Exit(2) from None
+
+
+def _option(flag: str, text: str, metavar: str) -> Any:
+    return typer.Option(flag, help=text, metavar=metavar, rich_help_panel=PANEL, show_default=False)

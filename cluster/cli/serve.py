@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from cluster.cli import options
 from cluster.cli.serving import INTERRUPTED, force_end, running_cluster
 from cluster.cli.signals import StopSignals
 
 if TYPE_CHECKING:
+    from cluster.config.load import LoadedConfig
     from cluster.config.schema import ClusterConfig
 
 READY: Final = """\
@@ -30,26 +30,12 @@ moonpool serves {model} at {url}/v1
 Ctrl-C stops it."""
 
 
-def serve(
-    context: typer.Context,
-    model: options.Model = None,
-    host: options.Host = None,
-    port: options.Port = None,
-    prefill: options.Prefill = None,
-    decode: options.Decode = None,
-    dtype: options.DType = None,
-    device: options.Device = None,
-    reuse: options.Reuse = None,
-    pool_dram: options.PoolDram = None,
-    address: options.Address = None,
-    config: options.ConfigFile = None,
-    set_: options.Sets = None,
-) -> None:
+def serve(loaded: LoadedConfig) -> None:
     """Start a cluster and serve its model over HTTP until Ctrl-C.
 
     The API is OpenAI's: /v1/chat/completions, /v1/completions, /v1/models; besides /health, /live and /metrics.
     """
-    settings = options.load(context.params).config
+    settings = loaded.config
     if warning := exposure(settings):
         typer.echo(f"warning: {warning}", err=True)
     with StopSignals(force_end) as signals:

@@ -53,10 +53,9 @@ def stop_in_time(stop: Callable[[], None], deadline_s: float, force: Callable[[]
 
 
 def _start(config: ClusterConfig, signals: StopSignals) -> RunningCluster:
-    from engine.models.source import ModelNotAvailableError
-
     from cluster.launch import LaunchError, start_cluster
     from cluster.ray_session import RayUnavailableError
+    from engine.models.source import ModelNotAvailableError
 
     try:
         with signals.interrupting(), StartProgress() as progress:

@@ -9,32 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cluster.cli import options
-
 if TYPE_CHECKING:
     from cluster.config.load import LoadedConfig
 
 
-def config_(
-    context: typer.Context,
-    model: options.Model = None,
-    host: options.Host = None,
-    port: options.Port = None,
-    prefill: options.Prefill = None,
-    decode: options.Decode = None,
-    dtype: options.DType = None,
-    device: options.Device = None,
-    reuse: options.Reuse = None,
-    pool_dram: options.PoolDram = None,
-    address: options.Address = None,
-    config: options.ConfigFile = None,
-    set_: options.Sets = None,
-) -> None:
+def config_(loaded: LoadedConfig) -> None:
     """Print the configuration in force and where each value comes from, as YAML.
 
     With the same flags, environment and file, 'moonpool serve' runs exactly this. Keys are never printed.
     """
-    for line in as_yaml(options.load(context.params)):
+    for line in as_yaml(loaded):
         typer.echo(line)
 
 

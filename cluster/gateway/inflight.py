@@ -86,7 +86,7 @@ class Timing:
     prefill: PrefillDone | None = None
     """The first attempt's report that came: it says what of the prompt was cached."""
     handoff_s: float | None = None
-    gaps_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list[float])
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class _Attempt:
     heard_at: float
     first_token_wait_s: float
     answered: int
-    ahead: dict[int, tuple[int, TokenLogprob | None]] = field(default_factory=dict)
+    ahead: dict[int, tuple[int, TokenLogprob | None]] = field(default_factory=dict[int, "tuple[int, TokenLogprob | None]"])
     finish_claimed: bool = False
     gap_since: float | None = None
     prefill_over: bool = False
@@ -122,7 +122,7 @@ class InFlight:
         self.failure: Failure | None = None
         self.dropped = 0
         """Events that did not count: of given-up attempts, from strangers, out of range."""
-        self._eos = frozenset() if job.sampling.ignore_eos else frozenset(eos_token_ids)
+        self._eos: frozenset[int] = frozenset() if job.sampling.ignore_eos else frozenset(eos_token_ids)
         self._patience = patience
         self._attempt: _Attempt | None = None
         tail = len(job.prompt_ids) % block_tokens

@@ -51,7 +51,9 @@ def _attend(
     **_: Any,
 ) -> tuple[Tensor, None]:
     if attention_mask is not None or position_bias is not None:
-        raise UnsupportedAttentionError(f"its attention takes a {'mask' if position_bias is None else 'position bias'} of its own")
+        raise UnsupportedAttentionError(
+            f"its attention takes a {'mask' if position_bias is None else 'position bias'} of its own"
+        )
     options = AttentionOptions(scaling, sliding_window, softcap, s_aux)
     return _step.get().attend(module.layer_idx, query, key, value, options), None  # type: ignore[arg-type]
 

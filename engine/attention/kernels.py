@@ -1,7 +1,7 @@
 """Attention of one sequence over K and V that are already in hand. No cache, no batch.
 
-Shapes: q ``[1, q_heads, n, k_dim]``, k ``[1, kv_heads, s, k_dim]``, v ``[1, kv_heads, s, v_dim]``, out ``[1, q_heads, n, v_dim]``;
-masks are additive, ``[n, s]``, of q's dtype. Consecutive query heads share a K/V head.
+Shapes: q ``[1, q_heads, n, k_dim]``, k ``[1, kv_heads, s, k_dim]``, v ``[1, kv_heads, s, v_dim]``, out ``[1, q_heads, n,
+v_dim]``; masks are additive, ``[n, s]``, of q's dtype. Consecutive query heads share a K/V head.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ v_dim]`` are the new tokens', rotated already; the result is ``[1, t, q_heads, v
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -19,6 +20,16 @@ from engine.attention.slots import SequenceSlots
 from engine.cache.paged import PagedCache
 
 
+@dataclass(slots=True)
+class SequenceStep:
+    """The next ``token_ids`` of a sequence that has ``past`` tokens in the cache. ``blocks`` are the sequence's, in order, and
+    cover ``past + len(token_ids)`` tokens."""
+
+    token_ids: Sequence[int]
+    past: int
+    blocks: Sequence[int]
+
+
 class AttentionStep(Protocol):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor: ...
 
@@ -26,15 +37,15 @@ class AttentionStep(Protocol):
 class PieceStep:
     """``count`` new tokens of one sequence behind ``past`` cached ones.
 
-        positions   0 ........ past ........... past + count
-                    | in cache |  new, causal   |
+    positions   0 ........ past ........... past + count
+                | in cache |  new, causal   |
     """
 
-    def __init__(self, cache: PagedCache, past: int, count: int, blocks: Sequence[int]) -> None:
+    def __init__(self, cache: PagedCache, step: SequenceStep) -> None:
         self._cache = cache
-        self._past = past
-        self._total = past + count
-        self._slots = SequenceSlots(blocks, cache.layout.block_tokens, cache.device)
+        self._past = past = step.past
+        self._total = past + len(step.token_ids)
+        self._slots = SequenceSlots(step.blocks, cache.layout.block_tokens, cache.device)
         self._masks: dict[int | None, Tensor] = {}
         self._new_slots: Tensor | None = None
         if self._slots.start is None:
@@ -77,16 +88,16 @@ class PieceStep:
 
 
 class DecodeStep:
-    """One new token of each sequence, which sits at position ``pasts[i]``: no mask anywhere, and nothing in a sequence's attention
-    depends on its company. Rows after the sequences' are padding: nothing is written for them, their output is zero."""
+    """One new token of each sequence, at position ``past``: no mask anywhere, and nothing in a sequence's attention depends on
+    its company. Of ``rows`` rows those after the sequences' are padding: nothing is written for them, their output is zero."""
 
-    def __init__(self, cache: PagedCache, pasts: Sequence[int], blocks: Sequence[Sequence[int]], rows: int) -> None:
+    def __init__(self, cache: PagedCache, steps: Sequence[SequenceStep], rows: int) -> None:
         size = cache.layout.block_tokens
         self._cache = cache
-        self._totals = [past + 1 for past in pasts]
-        self._padding = rows - len(pasts)
-        self._sequences = [SequenceSlots(table, size, cache.device) for table in blocks]
-        new = [slots.slot_of(past) for slots, past in zip(self._sequences, pasts, strict=True)]
+        self._totals = [step.past + 1 for step in steps]
+        self._padding = rows - len(steps)
+        self._sequences = [SequenceSlots(step.blocks, size, cache.device) for step in steps]
+        new = [slots.slot_of(step.past) for slots, step in zip(self._sequences, steps, strict=True)]
         self._new_slots = torch.tensor(new, device=cache.device)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
@@ -105,10 +116,10 @@ class DecodeStep:
             if fast:
                 out, lse = kernels.flash(row, seen_k, seen_v, options.scale)
                 if options.sinks is not None:
-                    out = kernels.add_sinks(out.view(1, -1, 1, out.shape[-1]), lse.view(1, -1, 1), options.sinks)
+                    out = kernels.add_sinks(out.reshape(1, -1, 1, out.shape[-1]), lse.reshape(1, -1, 1), options.sinks)
             else:
                 out = kernels.attention(row.reshape(1, q.shape[1], 1, -1), seen_k, seen_v, options)
-            outputs.append(out.view(1, -1, v.shape[-1]))
+            outputs.append(out.reshape(1, -1, v.shape[-1]))
         if self._padding:
             outputs.append(q.new_zeros(self._padding, q.shape[1], v.shape[-1]))
         return torch.cat(outputs).unsqueeze(0)

@@ -13,6 +13,7 @@ than the least recently used order of single blocks: ``allocate`` takes the run 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -33,7 +34,7 @@ class OutOfBlocksError(Exception):
 
 def is_run(blocks: Sequence[int]) -> bool:
     """Are these neighbours in ascending order?"""
-    return all(b - a == 1 for a, b in zip(blocks, blocks[1:], strict=False))
+    return all(b - a == 1 for a, b in pairwise(blocks))
 
 
 class BlockAllocator:

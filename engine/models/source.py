@@ -13,6 +13,7 @@ from engine.models import smollm2
 from engine.models.cache_folder import cache_root, fingerprint, prepared, sha256
 from engine.models.convert import convert
 from engine.models.files import ModelFiles, ModelNotAvailableError
+from engine.models.hub import fetch
 from engine.models.placement import effective_dtype
 from engine.settings import ModelSettings
 
@@ -96,13 +97,7 @@ def _folder(path: Path, dtype: str, progress: Progress) -> ModelFiles:
 def _hub(source: str, dtype: str, progress: Progress) -> ModelFiles:
     def build(target: Path) -> None:
         progress(f"model: fetching {source} from the Hugging Face hub (once)")
-        try:
-            convert(source, target, dtype)
-        except ModelNotAvailableError as error:
-            raise ModelNotAvailableError(
-                f"{error}. If this machine has no network, download {source} elsewhere and name its folder with --model, "
-                f"or leave --model out to serve the built-in {smollm2.NAME}"
-            ) from error
+        convert(fetch(source), target, dtype)
 
     origin = {"kind": "hub", "id": source}
     return prepared(_folder_for(origin, dtype), source.rsplit("/", 1)[-1], dtype, origin, build)

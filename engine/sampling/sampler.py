@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.sampling.params import SamplingParams
 from engine.serving.token_stream import TokenLogprob
+
+
+NUCLEUS_FIRST_LOOK: Final = 512
+"""Tokens looked at first for a nucleus: sorting a whole vocabulary costs more than a small model's step."""
 
 
 class NonFiniteLogitsError(ValueError):
@@ -30,7 +36,7 @@ def sample(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Se
 
     Row by row, so company never changes a draw. Greedy is argmax. Otherwise: softmax of ``logits / temperature`` over the
     ``top_k`` largest,
-    cut to the smallest set whose probability reaches ``top_p``, then the inverse of its cumulative sum (largest first, ties by
+    cut to the smallest set whose share of that reaches ``top_p``, then the inverse of its cumulative sum (largest first, ties by
     token id) at
     one uniform number, a fixed function of (seed, position) by counter-based Philox. So an answer goes on alike on any worker.
     Raises :class:`NonFiniteLogitsError`.
@@ -54,17 +60,38 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _draw(row: torch.Tensor, wish: SamplingParams, position: int) -> int:
-    scores = row.double().cpu().numpy() / wish.temperature
-    order = np.lexsort((np.arange(len(scores)), -scores))  # largest first, ties by token id
-    if wish.top_k:
-        order = order[: wish.top_k]
-    weights = np.exp(scores[order] - scores[order[0]])
+    """One number decides: where it falls in the cumulative sum of what is left of the distribution."""
+    ids, weights = _candidates(row, wish)
     cumulative = np.cumsum(weights)
-    if wish.top_p < 1.0:
-        keep = int(np.searchsorted(cumulative, wish.top_p * cumulative[-1], side="left")) + 1
-        order, cumulative = order[:keep], cumulative[:keep]
     chosen = int(np.searchsorted(cumulative, uniform(wish.seed, position) * cumulative[-1], side="right"))
-    return int(order[min(chosen, len(order) - 1)])
+    return int(ids[min(chosen, len(ids) - 1)])
+
+
+def _candidates(row: torch.Tensor, wish: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Token ids that may be drawn and their weights (not normalised), in an order that depends on the row alone."""
+    scores = row.double().cpu().numpy() / wish.temperature
+    weights = np.exp(scores - scores.max())
+    ids = np.arange(len(weights))
+    if wish.top_k and wish.top_k < len(ids):
+        ids = _largest(weights, wish.top_k)
+    if wish.top_p < 1.0:
+        wanted = wish.top_p * float(weights[ids].sum())
+        best = _largest(weights, min(len(ids), NUCLEUS_FIRST_LOOK), among=ids)
+        if float(weights[best].sum()) < wanted:  # a flat distribution: its nucleus is larger than the first look
+            best = _largest(weights, len(ids), among=ids)
+        keep = int(np.searchsorted(np.cumsum(weights[best]), wanted, side="left")) + 1
+        ids = best[:keep]
+    return ids, weights[ids]
+
+
+def _largest(weights: NDArray[np.float64], count: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """The ``count`` ids of largest weight, largest first, ties by id."""
+    ids = np.arange(len(weights)) if among is None else np.sort(among)
+    if count < len(ids):
+        # Everything at least as large as the count-th is a candidate: a partition alone would pick among ties at random.
+        border = np.partition(weights[ids], len(ids) - count)[len(ids) - count]
+        ids = ids[weights[ids] >= border]
+    return ids[np.argsort(-weights[ids], kind="stable")][:count]
 
 
 def _logprob(row: torch.Tensor, token: int, top: int) -> TokenLogprob:

@@ -8,8 +8,10 @@ import os
 import uuid
 from typing import Any, ClassVar
 
-from engine.engine import Engine
+from engine.engine import Engine, SequenceStep
 from engine.models.source import resolve_model
+from engine.sampling.params import SamplingParams
+from engine.sampling.sampler import sample
 from engine.serving.host import WorkerCore, WorkerHost, WorkerIdentity
 from engine.serving.token_sender import TokenSender
 from engine.serving.transfer import BlockTransfer
@@ -17,6 +19,25 @@ from engine.settings import ModelSettings
 from kv_pool.sizes import parse_size
 
 RESOLVE_TIMEOUT_S = 2.0
+
+
+def warm_up(engine: Engine) -> None:
+    """One whole prefill piece, one after cached tokens, and decode steps: the first request must not pay for what libraries set up at
+    their first use (kernels chosen, threads started, weights paged in)."""
+    size = engine.layout.block_tokens
+    piece = min(engine.chunk_tokens, (engine.cache.block_count - 1) * size, engine.context_max - size)
+    piece -= piece % size
+    if piece <= 0:
+        return
+    blocks = engine.cache.allocate(piece // size + 1)
+    try:
+        engine.forward([SequenceStep([0] * piece, 0, blocks)])
+        logits = engine.forward([SequenceStep([0] * min(size, 8), piece, blocks)])
+        sample(logits, [SamplingParams(temperature=0)], [0])
+        for _ in range(2):
+            engine.forward([SequenceStep([0], piece, blocks)])
+    finally:
+        engine.cache.free(blocks)
 
 
 class WorkerActor:
@@ -50,6 +71,7 @@ class WorkerActor:
         )
 
     def start(self, core: WorkerCore) -> None:
+        warm_up(self.engine)
         self.host.start(core, resolve=self._resolve_scheduler, heartbeat_s=self._heartbeat_s)
 
     def describe(self) -> dict[str, Any]:

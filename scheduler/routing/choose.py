@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from scheduler.plan import PlanTerms
 from scheduler.routing.links import LinkSpeeds
@@ -35,21 +35,19 @@ PULL_LATENCY_S: Final = 0.002
 HANDOFF_S: Final = 0.01
 """From the end of prefill to the first decode step on the same node."""
 EXPOSED_TOKENS: Final = 256
-"""Tokens whose blocks cannot travel while prefill still computes: at most the last piece."""
+"""Tokens whose blocks cannot travel while prefill still computes: the last piece, or as much of a short prompt's prefix."""
 SEQUENCE_S: Final = 0.01
 ROOM_SHARE_MIN: Final = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillCandidate:
+class PrefillCandidate(NamedTuple):
     worker_id: str
     node_id: str
     queue_s: float
     speed: PrefillSpeed
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeCandidate:
+class DecodeCandidate(NamedTuple):
     """``room_blocks`` of ``total_blocks`` are not spoken for; ``sequences`` are decoded or on their way here."""
 
     worker_id: str
@@ -99,8 +97,7 @@ class Obstacle:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(NamedTuple):
     """One way to get the start of a prompt: seconds to load ``blocks`` blocks and to compute the rest."""
 
     blocks: int
@@ -129,7 +126,7 @@ def choose(need: Need, view: View) -> Choice | Obstacle:
         ready_s = candidate.queue_s + prefix.load_s + prefix.compute_s
         near = at_node.get(candidate.node_id)
         for pressure, decode in (overall,) if near is None or near is overall else (overall, near):
-            handoff = handoff_s(need, prefix, candidate.node_id, decode.node_id, view.links)
+            handoff = handoff_s(need, candidate.node_id, decode.node_id, view.links)
             cost = (ready_s + handoff + pressure, candidate.worker_id, decode.worker_id)
             if best is None or cost < best:
                 best, chosen = cost, (candidate, decode, prefix, handoff)
@@ -156,37 +153,32 @@ def longest_prefix(need: Need, prefixes: Mapping[str, int]) -> tuple[int, str]:
 
 
 def cheapest_prefix(need: Need, candidate: PrefillCandidate, view: View, longest: tuple[int, str]) -> Prefix:
-    """Compute all, take what is local, or pull the longest prefix: whichever has the first token soonest."""
+    """Compute all, take what is local, or pull the longest prefix: whichever has the first token soonest. Ties go to the first of
+    these."""
+    tokens, block_tokens, seconds = need.tokens, need.block_tokens, candidate.speed.seconds
+    copy_s = need.block_bytes / LOCAL_BYTES_PER_S
+    blocks, source, load_s, compute_s = 0, None, 0.0, seconds(tokens)
     local = min(view.prefixes.get(candidate.node_id, 0), need.reusable_blocks)
-    best = Prefix(0, None, 0.0, candidate.speed.seconds(need.tokens))
     if local:
-        best = _sooner(best, _price(need, candidate, local, local, None, view.links))
-    blocks, source = longest
-    if blocks > local:
-        best = _sooner(best, _price(need, candidate, blocks, local, source, view.links))
-    return best
+        past = local * block_tokens
+        here = local * copy_s, seconds(tokens - past, past)
+        if here[0] + here[1] < load_s + compute_s:
+            blocks, load_s, compute_s = local, *here
+    if longest[0] > local:
+        past = longest[0] * block_tokens
+        pull_s = (longest[0] - local) * need.block_bytes / view.links.bytes_per_s(longest[1], candidate.node_id)
+        there = longest[0] * copy_s + PULL_LATENCY_S + pull_s, seconds(tokens - past, past)
+        if there[0] + there[1] < load_s + compute_s:
+            blocks, source, load_s, compute_s = longest[0], longest[1], *there
+    return Prefix(blocks, source, load_s, compute_s)
 
 
-def handoff_s(need: Need, prefix: Prefix, prefill_node: str, decode_node: str, links: LinkSpeeds) -> float:
+def handoff_s(need: Need, prefill_node: str, decode_node: str, links: LinkSpeeds) -> float:
     """Seconds from the end of prefill to the first decode step."""
     if prefill_node == decode_node:
         return HANDOFF_S
-    exposed = min(need.tokens - prefix.blocks * need.block_tokens, EXPOSED_TOKENS)
-    size = -(-exposed // need.block_tokens) * need.block_bytes
+    size = -(-min(need.tokens, EXPOSED_TOKENS) // need.block_tokens) * need.block_bytes
     return HANDOFF_S + PULL_LATENCY_S + size / links.bytes_per_s(prefill_node, decode_node)
-
-
-def _price(need: Need, candidate: PrefillCandidate, blocks: int, local: int, source: str | None, links: LinkSpeeds) -> Prefix:
-    load_s = blocks * need.block_bytes / LOCAL_BYTES_PER_S
-    if source is not None:
-        pulled = (blocks - local) * need.block_bytes
-        load_s += PULL_LATENCY_S + pulled / links.bytes_per_s(source, candidate.node_id)
-    past = blocks * need.block_tokens
-    return Prefix(blocks, source, load_s, candidate.speed.seconds(need.tokens - past, past))
-
-
-def _sooner(one: Prefix, other: Prefix) -> Prefix:
-    return other if other.load_s + other.compute_s < one.load_s + one.compute_s else one
 
 
 Priced = tuple[float, DecodeCandidate]

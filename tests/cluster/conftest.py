@@ -76,7 +76,9 @@ class ClusterProcess:
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait(10)
-            self._log.close()
+            for stream in (self._process.stdin, self._process.stdout, self._log):
+                if stream is not None:
+                    stream.close()
 
 
 class _Deadline:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from cluster.config.errors import ConfigError
-from cluster.config.keys import env_name, known_fields, nearest_env, nearest_key
+from cluster.config.keys import ENV_OTHERS, env_name, known_fields, nearest_env, nearest_key
 from cluster.config.load import load_config
 from cluster.config.schema import SECRETS, SIZES, ClusterConfig, ClusterSettings
 from cluster.config.sources import Setting
@@ -199,3 +200,13 @@ def test_every_cluster_setting_is_read_by_somebody() -> None:
     launch = Path(__file__).parents[2].joinpath("cluster", "launch.py").read_text()
     for name in ClusterSettings.model_fields:
         assert f".{name}" in launch, f"cluster.{name} is not used"
+
+
+def test_every_variable_that_the_code_reads_is_known() -> None:
+    """Else setting it would be refused as a mistyped setting."""
+    root = Path(__file__).parents[2]
+    packages = ("cluster", "engine", "kv_pool", "prefill_worker", "decode_worker", "scheduler")
+    sources = [path for package in packages for path in (root / package).rglob("*.py")]
+    assert len(sources) > 50
+    read = {name for path in sources for name in re.findall(r"\"(MOONPOOL_[A-Z0-9_]+)\"", path.read_text())}
+    assert read - {"MOONPOOL_"} == set(ENV_OTHERS)

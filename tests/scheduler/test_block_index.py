@@ -6,12 +6,12 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_scene import FakeNode, FakeSnapshot, keys_of
 
 from kv_pool.events.types import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from kv_pool.keys import BlockKey
 from scheduler.block_table import MEDIA_MAX, BlockTable
 from scheduler.index import WAITING_MAX, BlockIndex
-from scheduler_scene import FakeNode, FakeSnapshot, keys_of
 
 KEYS = keys_of("doc", 8)
 

@@ -100,7 +100,7 @@ def test_the_terms_are_the_formula() -> None:
     assert choice.terms.queue_s == 0.5
     assert choice.terms.load_s == pytest.approx(10 * BLOCK_BYTES / LOCAL_BYTES_PER_S + PULL_LATENCY_S + 8 * BLOCK_BYTES / 1e8)
     assert choice.terms.compute_s == pytest.approx((1034 - 640) / 1000)
-    # 394 tokens are computed, of which the last 256 (4 blocks) can still be on their way when prefill ends.
+    # The last 256 tokens (4 blocks) can still be on their way when prefill ends.
     assert choice.terms.handoff_s == pytest.approx(HANDOFF_S + PULL_LATENCY_S + 4 * BLOCK_BYTES / 1e8)
     assert choice.terms.ttft_s == pytest.approx(sum([0.5, choice.terms.load_s, 0.394, choice.terms.handoff_s]))
 
@@ -142,7 +142,7 @@ def plain_search(need: Need, seen: View) -> tuple[float, str, str] | None:
                     continue
                 handoff = HANDOFF_S
                 if a.node_id != b.node_id:
-                    exposed = -(-min(rest, 256) // need.block_tokens) * need.block_bytes
+                    exposed = -(-min(need.tokens, 256) // need.block_tokens) * need.block_bytes
                     handoff += PULL_LATENCY_S + exposed / seen.links.bytes_per_s(a.node_id, b.node_id)
                 left = max(ROOM_SHARE_MIN, (b.room_blocks - need.decode_blocks) / max(1, b.total_blocks))
                 pressure = SEQUENCE_S * (b.sequences + 1) / left

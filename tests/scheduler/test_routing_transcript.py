@@ -1,5 +1,5 @@
-"""Replays ``transcripts/*.txt``: prose, commands, the expected answer. ``REWRITE=1`` writes the answers that came instead; read the
-difference before you keep it."""
+"""Replays ``transcripts/*.txt``: prose, commands, the expected answer. ``REWRITE=1`` writes the answers that came instead; read
+the difference before you keep it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from scheduler_scene import Scene, keys_of, small_cluster
 
 from decode_worker.task import DecodeLoad
 from prefill_worker.task import PrefillLoad
 from scheduler.messages import Notice
 from scheduler.plan import Plan, Rejection
-from scheduler_scene import Scene, keys_of, small_cluster
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 

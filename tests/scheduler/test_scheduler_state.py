@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_scene import BEAT_S, BLOCK_TOKENS, Scene, keys_of, small_cluster
 
 from decode_worker.task import DecodeLoad
 from prefill_worker.task import PrefillLoad
 from scheduler.assignments import LOST_AFTER_S
-from scheduler.blame import BLAMES_MAX
+from scheduler.blame import BLAMES_MAX, REQUESTS_MAX, BlameLedger
 from scheduler.members import QUARANTINE_FIRST_S, QUARANTINE_MAX_S, RAMP_S, Quarantine
 from scheduler.messages import Follow, Notice, Reply, SnapshotFailed, Tick, Unfollow
 from scheduler.plan import Plan, RouteRequest, SchedulerSettings
+from scheduler.snapshots import FETCH_LOST_S, SnapshotSchedule
 from scheduler.state import STALL_S
-from scheduler_scene import BEAT_S, BLOCK_TOKENS, Scene, keys_of, small_cluster
 
 DOC = keys_of("doc", 16)
 
@@ -125,6 +127,48 @@ def test_the_queue_drains_with_the_clock_and_follows_the_report() -> None:
     assert queue.seconds(scene.now) == pytest.approx(queue.speed.seconds(100))
 
 
+def test_of_two_upper_bounds_of_the_queue_the_smaller_counts() -> None:
+    """A worker counts the tokens of a waiting prompt whole, cached ones too; we know how few it will compute."""
+    scene = small_cluster(prefill=1)
+    scene.store("n0", DOC)
+    estimate = scene.plan("r", DOC).terms.compute_s
+    scene.workers["p0"].load = PrefillLoad(1, 0, len(DOC) * BLOCK_TOKENS + 10)
+    scene.beat(3)
+    assert scene.state.fleet.prefill["p0"].queue.seconds(scene.now) == pytest.approx(estimate)
+
+
+def test_a_report_does_not_hide_what_is_still_on_its_way_to_the_worker() -> None:
+    scene = small_cluster(prefill=1)
+    scene.plan("r1", DOC)
+    scene.workers["p0"].load = PrefillLoad(0, 1, 400)
+    scene.beat(3)
+    estimate = scene.plan("r2", DOC).terms.compute_s
+    scene.beat()
+    queue = scene.state.fleet.prefill["p0"].queue
+    assert queue.seconds(scene.now) == pytest.approx(queue.speed.seconds(400) + estimate)
+
+
+def test_what_is_known_of_a_machine_survives_its_worker() -> None:
+    scene = small_cluster(prefill=1)
+    scene.workers["p0"].load = PrefillLoad(0, 0, 0, tuple((f"x{i}", 0, 1024, 0, 0.1) for i in range(20)))
+    scene.beat()
+    learned = scene.plan("r", DOC).terms.compute_s
+    scene.prefill("p0", incarnation="b")
+    scene.beat(2)
+    assert scene.plan("s", DOC).terms.compute_s == pytest.approx(learned)
+
+
+def test_links_are_learned_from_the_nodes_and_forgotten_with_them() -> None:
+    scene = small_cluster(nodes=2)
+    report = scene.nodes["n0"].report()
+    pulls = (("n1", 100_000_000, 10.0),) * 40
+    scene.state.handle(replace(report, load=replace(report.load, pulls=pulls)), scene.now)
+    assert scene.state.links.bytes_per_s("n1", "n0") == pytest.approx(1e7, rel=0.1)
+    scene.silent.add("n1")
+    scene.beat(8)
+    assert scene.state.links.bytes_per_s("n1", "n0") == scene.state.settings.link_bytes_per_s
+
+
 def test_a_given_up_request_takes_its_estimate_along() -> None:
     scene = small_cluster(prefill=1)
     first = scene.plan("r1", DOC)
@@ -220,6 +264,23 @@ def test_the_report_of_free_blocks_counts_beside_our_own_sum() -> None:
     worker.load = DecodeLoad(1, 1, 22, 40, 0.02)  # the newer one waits there: it has no blocks yet
     scene.beat()
     assert scene.state.fleet.decode["d0"].room.blocks == max(22 - 1 - 18, 40 - 2 * 18)
+
+
+def test_one_on_its_way_is_not_taken_for_one_that_has_its_blocks() -> None:
+    scene = Scene()
+    scene.node("n0")
+    scene.prefill("p0")
+    worker = scene.decode("d0", blocks=40)
+    scene.beat(3)
+    worker.load = DecodeLoad(0, 1, 30, 40, 0.02)  # one that we do not know of
+    scene.plan("r", DOC)
+    worker.load = DecodeLoad(0, 2, 30, 40, 0.02)
+    scene.beat()
+    assert scene.state.fleet.decode["d0"].room.blocks == 30 - 18, "younger than a report: its blocks may not be taken yet"
+    scene.beat(2)
+    assert scene.state.fleet.decode["d0"].room.blocks == 30 - 1
+    scene.ended("r")
+    assert scene.state.fleet.decode["d0"].room.blocks == 30, "what was kept for its growth"
 
 
 # --- ends of requests --------------------------------------------------------------------------------------------------
@@ -412,12 +473,14 @@ def test_a_stall_of_the_scheduler_itself_kills_nobody() -> None:
 
 def test_workers_of_a_silent_node_get_no_work() -> None:
     scene = small_cluster(nodes=2)
+    scene.store("n0", DOC)
     scene.silent.add("n0")
     scene.beat(4)
     assert scene.standing("p0") == "suspect"
     assert {scene.plan(f"r{i}").prefill_worker for i in range(3)} == {"p1"}
     assert Unfollow("tcp://n0/events") in scene.beat(4)
     assert scene.standing("p0") == "joining"
+    assert scene.state.index.entries == 0
     scene.silent.clear()
     assert Follow("tcp://n0/events") in scene.beat()
     scene.beat(2)
@@ -428,7 +491,10 @@ def test_a_restarted_node_is_purged_and_its_workers_wait_until_they_know_of_it()
     scene = small_cluster(nodes=2)
     scene.store("n0", DOC)
     scene.node("n0", incarnation="b")
-    assert [a for a in scene.beat() if isinstance(a, Follow | Unfollow)] == [Unfollow("tcp://n0/events"), Follow("tcp://n0/events")]
+    assert [a for a in scene.beat() if isinstance(a, Follow | Unfollow)] == [
+        Unfollow("tcp://n0/events"),
+        Follow("tcp://n0/events"),
+    ]
     assert scene.state.index.longest_prefix(DOC) == {}
     assert scene.standing("p0") == "joining"
     scene.beat()
@@ -456,7 +522,7 @@ def test_a_node_that_gives_no_snapshot_is_asked_ever_more_seldom() -> None:
                 if type(action).__name__ == "FetchSnapshot":
                     asked.append(scene.now)
                     scene.state.handle(SnapshotFailed("n0", "a"), scene.now)
-    pauses = [later - earlier for earlier, later in zip(asked, asked[1:], strict=False)]
+    pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]
     assert pauses == sorted(pauses)
     assert pauses[0] <= 1.0
     assert 8.0 <= pauses[-1] <= 9.0
@@ -483,6 +549,24 @@ def test_a_request_that_fails_everywhere_does_not_take_all_workers_out() -> None
     for i in range(4):
         scene.failed(f"p{i}", "poison")
     assert [scene.standing(f"p{i}") for i in range(4)].count("blamed") == BLAMES_MAX
+
+
+def test_failures_are_remembered_of_so_many_requests_only() -> None:
+    ledger = BlameLedger()
+    assert [ledger.counts("poison") for _ in range(4)] == [True, True, False, False]
+    for i in range(REQUESTS_MAX):
+        ledger.counts(f"r{i}")
+    assert ledger.counts("poison")
+
+
+def test_questions_to_nodes_that_are_gone_are_forgotten() -> None:
+    schedule = SnapshotSchedule()
+    assert schedule.may_ask("n0", "a", 0.0)
+    assert not schedule.may_ask("n0", "a", FETCH_LOST_S - 1.0)
+    assert schedule.may_ask("n0", "b", 1.0), "another process is another question"
+    assert schedule.may_ask("n0", "b", FETCH_LOST_S + 1.0), "no answer at all"
+    schedule.keep(())
+    assert schedule.may_ask("n0", "b", FETCH_LOST_S + 1.0)
 
 
 def test_quarantine_grows_to_a_limit() -> None:
@@ -560,6 +644,9 @@ def test_loads_return_to_zero_whatever_happened(draw: random.Random, steps: int)
     scene = small_cluster(SchedulerSettings(request_life_s=30.0, ttft_max_s=20.0), prefill=2, decode=2, nodes=2)
     for step in range(steps):
         random_step(scene, draw, step)
+        for workers in (scene.state.fleet.prefill, scene.state.fleet.decode):
+            live = [worker.id for worker in scene.state.fleet.live(workers, scene.state.fleet.live_nodes(scene.now), scene.now)]
+            assert live == [worker_id for worker_id in workers if scene.standing(worker_id) == "live"]
         open_requests = {request for worker in scene.workers for request in _open(scene, worker)}
         assert len(open_requests) == len(scene.state.assignments)
     scene.silent.clear()

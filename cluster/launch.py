@@ -55,6 +55,7 @@ class RunningCluster:
     def workers(self) -> list[WorkerInfo]:
         """The workers that answer within a second each."""
         import ray
+        from ray.exceptions import RayError
 
         found: list[WorkerInfo] = []
         for name, actor in self._actors.items():
@@ -62,18 +63,20 @@ class RunningCluster:
             if role not in ("prefill", "decode", "node"):
                 continue
             try:
-                found.append(WorkerInfo(name, role, int(ray.get(actor.stats.remote(), timeout=1.0)["pid"])))
-            except ray.exceptions.RayError:
+                stats: Any = ray.get(actor.stats.remote(), timeout=1.0)
+                found.append(WorkerInfo(name, role, int(stats["pid"])))
+            except RayError:
                 continue
         return found
 
     def stats(self, worker_id: str) -> dict[str, Any]:
         """Counters of one worker or node. Raises LaunchError when it does not answer."""
         import ray
+        from ray.exceptions import RayError
 
         try:
             return ray.get(self._actors[worker_id].stats.remote(), timeout=CALL_TIMEOUT_S)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise LaunchError(f"{worker_id} does not answer: {type(error).__name__}") from error
 
     def scheduler_view(self) -> dict[str, Any]:
@@ -173,9 +176,8 @@ def _start_scheduler(config: ClusterConfig, actors: dict[str, Any]) -> None:
 
 
 def _start_workers(config: ClusterConfig, actors: dict[str, Any]) -> None:
-    from engine.models.placement import effective_device
-
     from decode_worker.actor import DecodeActor
+    from engine.models.placement import effective_device
     from prefill_worker.actor import PrefillActor
 
     gpu = effective_device(config.model) == "cuda" if not config.cluster.address else _cluster_has_gpus()
@@ -206,13 +208,14 @@ def _cluster_has_gpus() -> bool:
 def _agreed_description(actors: dict[str, Any]) -> dict[str, Any]:
     """What the workers say of the model. All must say the same, or a block of one would be wrong for another."""
     import ray
+    from ray.exceptions import RayError
 
     workers = {name: actor for name, actor in actors.items() if name != SCHEDULER}
     described: dict[str, dict[str, Any]] = {}
     for name, actor in workers.items():
         try:
             described[name] = ray.get(actor.describe.remote(), timeout=START_TIMEOUT_S)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise LaunchError(f"{name} did not start: {_cause(error)}") from error
     descriptions = [{k: v for k, v in d.items() if k != "worker"} for d in described.values()]
     if any(d != descriptions[0] for d in descriptions):
@@ -228,8 +231,9 @@ def _cause(error: Exception) -> str:
 
 def _start_nodes(config: ClusterConfig, actors: dict[str, Any], description: dict[str, Any]) -> None:
     import ray
-    from kv_pool.actor import PoolNodeActor
+    from ray.exceptions import RayError
 
+    from kv_pool.actor import PoolNodeActor
     from kv_pool.layout import BlockLayout
 
     slot_bytes = BlockLayout.from_wire(description["layout"]).block_bytes
@@ -249,13 +253,14 @@ def _start_nodes(config: ClusterConfig, actors: dict[str, Any], description: dic
     for name, actor in nodes.items():
         try:
             ray.get(actor.describe.remote(), timeout=CALL_TIMEOUT_S)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise LaunchError(f"{name} did not start: {_cause(error)}") from error
 
 
 def _wait_connected(actors: dict[str, Any], progress: Progress) -> None:
     """Until the scheduler would route and every worker talks to its node."""
     import ray
+    from ray.exceptions import RayError
 
     workers = [actor for name, actor in actors.items() if name.startswith(("prefill-", "decode-"))]
     progress("pool: waiting until every worker is connected")
@@ -263,7 +268,7 @@ def _wait_connected(actors: dict[str, Any], progress: Progress) -> None:
     while True:
         try:
             connected = [s["pool_connected"] for s in ray.get([a.stats.remote() for a in workers], timeout=CALL_TIMEOUT_S)]
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise LaunchError(f"a worker died while it connected: {_cause(error)}") from error
         if all(connected):
             return
@@ -274,6 +279,7 @@ def _wait_connected(actors: dict[str, Any], progress: Progress) -> None:
 
 def _start_gateway(config: ClusterConfig, actors: dict[str, Any], description: dict[str, Any], files: Any) -> str:
     import ray
+    from ray.exceptions import RayError
 
     from cluster.gateway.actor import GatewayActor
 
@@ -295,22 +301,23 @@ def _start_gateway(config: ClusterConfig, actors: dict[str, Any], description: d
     )
     try:
         return ray.get(actors[GATEWAY].start.remote(), timeout=CALL_TIMEOUT_S)
-    except ray.exceptions.RayError as error:
+    except RayError as error:
         raise LaunchError(f"the gateway did not start: {_cause(error)}") from error
 
 
 def _stop_actors(actors: dict[str, Any]) -> None:
     """The gateway drains first; then every actor ends for good."""
     import ray
+    from ray.exceptions import RayError
 
     if not ray.is_initialized():
         return
     if GATEWAY in actors:
-        with contextlib.suppress(ray.exceptions.RayError):  # dead or hung: it is killed below
+        with contextlib.suppress(RayError):  # dead or hung: it is killed below
             ray.get(actors[GATEWAY].stop.remote(), timeout=STOP_TIMEOUT_S)
     for actor in actors.values():
         try:
             ray.kill(actor, no_restart=True)
-        except (ray.exceptions.RayError, ValueError):
+        except (RayError, ValueError):
             continue
     actors.clear()

@@ -31,9 +31,10 @@ class Supervisor:
 
     def _run(self) -> None:
         import ray
+        from ray.exceptions import RayError
 
         while not self._stopping.wait(CHECK_PERIOD_S):
             try:
                 ray.get(self._gateway.start.remote(), timeout=CALL_TIMEOUT_S)
-            except ray.exceptions.RayError as error:
+            except RayError as error:
                 log.warning("gateway: %s; trying again", type(error).__name__)

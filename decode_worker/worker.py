@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
-from engine.cache.paged import OutOfBlocksError
-from engine.engine import Engine, SequenceStep
-from engine.sampling.sampler import Drawn, sample
 
 from decode_worker.state import Action, Admit, CancelLoad, DecodeState, Fail, Finish, Load, Phase, Release, Sequence, WriteBack
 from decode_worker.task import DecodeLoad, DecodeSettings, DecodeTask
+from engine.cache.paged import OutOfBlocksError
+from engine.engine import Engine, SequenceStep
+from engine.sampling.sampler import Drawn, sample
 from engine.serving.host import Fenced, WorkerHost
 from engine.serving.token_stream import DecodeStarted, Failed, FailureCause, Finished, Tokens
 from engine.serving.transfer import BlockLoaded, CancelOrder, LoadEnded, LoadOrder, PublishedBlock, PublishEnded, PublishOrder
@@ -172,8 +172,9 @@ class DecodeWorker:
         return True
 
     def _place(self, shared: list[int], blocks: int, room: int) -> list[int]:
-        """Blocks of a new sequence, the first ones holding the K/V of ``shared``. On a CPU they are one contiguous run with a copy
-        of the shared ones (attention then reads views, not gathers); with a block table the shared ones serve where they are."""
+        """Blocks of a new sequence, the first ones holding the K/V of ``shared``. On a CPU they are one contiguous run with a
+        copy of the shared ones (attention then reads views, not gathers); with a block table the shared ones serve where they
+        are."""
         cache = self._engine.cache
         if not shared:
             return cache.allocate(blocks, room=room)
@@ -211,7 +212,7 @@ class DecodeWorker:
         work = self._work[sequence.id]
         work.load_order = None
         expected = len(sequence.task.keys) - work.device_blocks + 1
-        meta: dict[str, Any] = {}
+        first_token = -1
         ok = ended.available == expected
         if ok:
             try:

@@ -123,7 +123,8 @@ def _load_model(files: ModelFiles, device: str) -> PreTrainedModel:
     refuse_by_config(files.name, config)
     dtype = getattr(torch, files.dtype)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(files.path, dtype=dtype, attn_implementation=interface.NAME)
+        model: Any = AutoModelForCausalLM.from_pretrained(files.path, dtype=dtype)
+        model.set_attn_implementation(interface.NAME)
     except ValueError as error:
         raise UnsupportedModelError(files.name, f"{config.model_type}: {error}") from error
     return model.to(torch.device(device)).eval()

@@ -18,8 +18,8 @@ from engine.cache.paged import PagedCache
 from engine.packing import PackedLinears
 
 BITWISE_ROWS: Final = 16
-"""Rows of every decode pass in bitwise mode. Matrix kernels round differently by the number of rows, so it must not depend on
-company."""
+"""Rows of every decode pass in bitwise mode. Matrix kernels round differently by the number of rows, so that number must not
+depend on company."""
 
 
 class ModelRunner:
@@ -37,6 +37,8 @@ class ModelRunner:
     ) -> None:
         self.model = model
         self.bitwise = bitwise
+        # How many tokens an expert gets depends on the whole batch: such a model decodes one sequence at a time.
+        self._bitwise_group = 1 if _has_experts(model) else BITWISE_ROWS
         self.block_tables = block_tables
         self._packed = packed or nullcontext()
         self._threads = threads
@@ -56,8 +58,9 @@ class ModelRunner:
         """Logits ``[len(steps), vocab]`` float32 after one new token of each sequence."""
         if not self.bitwise:
             return self._decode(cache, steps, len(steps))
-        groups = [steps[i : i + BITWISE_ROWS] for i in range(0, len(steps), BITWISE_ROWS)]
-        return torch.cat([self._decode(cache, group, BITWISE_ROWS) for group in groups])
+        size = self._bitwise_group
+        groups = [steps[i : i + size] for i in range(0, len(steps), size)]
+        return torch.cat([self._decode(cache, group, size) for group in groups])
 
     def _decode(self, cache: PagedCache, steps: Sequence[SequenceStep], rows: int) -> Tensor:
         attention: AttentionStep
@@ -85,3 +88,8 @@ class ModelRunner:
                 logits_to_keep=int(last_only),  # 0 keeps all
             )
             return out.logits[0].float()
+
+
+def _has_experts(model: PreTrainedModel) -> bool:
+    """transformers stacks the weights of all experts of a layer in one parameter ``[experts, out, in]``."""
+    return any(parameter.dim() == 3 for parameter in model.parameters())

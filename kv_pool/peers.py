@@ -110,7 +110,9 @@ class PeerLinks:
     def tick(self, now: float) -> list[tuple[int, Miss | None]]:
         """Keep links alive, drop silent and idle ones."""
         for link in list(self._links.values()):
-            if (link.fetches and now - max(link.last_heard, link.last_used) > self._dead_after_s) or (not link.fetches and now - link.last_used > IDLE_CLOSE_S):
+            if (link.fetches and now - max(link.last_heard, link.last_used) > self._dead_after_s) or (
+                not link.fetches and now - link.last_used > IDLE_CLOSE_S
+            ):
                 self._drop(link)
             elif link.incarnation and now >= link.next_keepalive:
                 self._send(link, to_wire(Keepalive(), link.incarnation))

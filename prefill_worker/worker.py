@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
+
 from engine.cache.paged import OutOfBlocksError
 from engine.engine import Engine, SequenceStep
 from engine.sampling.sampler import sample
-
 from engine.serving.host import Fenced, WorkerHost
 from engine.serving.token_stream import Failed, FailureCause, Finished, FinishReason, PrefillDone, Tokens
 from engine.serving.transfer import BlockLoaded, CancelOrder, LoadEnded, LoadOrder, PublishedBlock, PublishEnded, PublishOrder
@@ -209,6 +209,7 @@ class PrefillWorker:
         task, work = prompt.task, self._work[prompt.id]
         tail = prompt.total % self._engine.layout.block_tokens
         meta = msgpack.packb({"first_token": work.first_token, "computed_at": time.time()})
+        assert meta is not None
         block = PublishedBlock(task.tail_key, None, work.blocks[-1] if tail else None, tokens=tail, meta=meta)
         order = PublishOrder(self._new_order(prompt), (block,), self._settings.publish_timeout_s, private=True)
         self._host.transfer.order(order)
@@ -228,8 +229,7 @@ class PrefillWorker:
         started = time.monotonic()
         try:
             logits = self._engine.forward([SequenceStep(task.token_ids[piece.start : piece.end], piece.start, blocks)])
-            if piece.last:
-                drawn = sample(logits, [task.sampling], [task.answered])[0]
+            drawn = sample(logits, [task.sampling], [task.answered])[0] if piece.last else None
         except Exception as error:
             log.exception("prefill piece failed")
             self._fail(prompt, FailureCause.INTERNAL, type(error).__name__)
@@ -239,7 +239,7 @@ class PrefillWorker:
         self.counters["pieces"] += 1
         self.counters["tokens_computed"] += piece.end - piece.start
         self._register(prompt, piece.start // size, piece.end // size)
-        if piece.last:
+        if drawn is not None:
             work.first_token = drawn.token_id
             self._answer_first(prompt, work, drawn.logprob, now, started)
         self._do(self.state.computed(piece, now - started), now)

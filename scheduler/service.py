@@ -191,7 +191,7 @@ class SchedulerService:
                     if reply_to is not None:
                         _send(self._reports, [reply_to, write_reply(action)])
                 case Notice(kind, worker_id, incarnation):
-                    log.warning("worker %s (%s) is %s", worker_id, incarnation, kind)
+                    log.log(logging.WARNING if kind == "down" else logging.INFO, "%s (%s) is %s", worker_id, incarnation, kind)
                     _send(self._notices, [cast(bytes, msgpack.packb([kind, worker_id, incarnation]))])
                 case Follow(endpoint):
                     self._follow(endpoint)

@@ -34,7 +34,7 @@ CHAT_TURNS: Final = (
 
 def document() -> str:
     """The text that all questions are about; see DOCUMENT.md."""
-    return files("cluster.demo").joinpath("document.txt").read_text(encoding="utf-8").strip()
+    return files("cluster.demo").joinpath("document.txt").read_text(encoding="utf-8")
 
 
 def about_document(question: str) -> Conversation:

@@ -1,8 +1,9 @@
 """Prepared models in the user's cache folder: built once, by one process, all or nothing.
 
-A prepared folder holds a manifest with the size and SHA-256 of each file. Sizes and the manifest are checked at every start (a stat per
-file); the digests are computed when the folder is built, become part of the fingerprint, and are checked again by :func:`verify`
-(``python -m engine.models.prepare --verify``): hashing half a gigabyte at each start would cost more than loading the model.
+A prepared folder holds a manifest with the size and SHA-256 of each file. Sizes and the manifest are checked at every start (a
+stat per file); the digests are computed when the folder is built, become part of the fingerprint, and are checked again by
+:func:`verify` (``python -m engine.models.prepare --verify``): hashing half a gigabyte at each start would cost more than
+loading the model.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def convert(source: Path | str, target: Path, dtype: str, *, gguf: bool = False)
                 options["quantization_config"] = GgufConfig(dequantize=True)
             else:
                 options["use_safetensors"] = True  # never a pickle
-            model = AutoModelForCausalLM.from_pretrained(place, dtype=numbers, **options)
+            model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=numbers, **options)
             model.to(numbers)
             model.save_pretrained(target)
             tokenizer.save_pretrained(target)

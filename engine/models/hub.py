@@ -29,6 +29,7 @@ def fetch(model_id: str) -> Path:
     except Exception as error:  # its errors are of several HTTP libraries, by version
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelNotAvailableError(
-            f"{model_id} could not be fetched from the Hugging Face hub ({reason}). If this machine has no network, download {model_id} "
-            "elsewhere and name its folder with --model, or leave --model out to serve the built-in default model"
+            f"{model_id} could not be fetched from the Hugging Face hub ({reason}). If this machine has no network, "
+            f"download {model_id} elsewhere and name its folder with --model, "
+            "or leave --model out to serve the built-in default model"
         ) from error

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from engine.sampling.params import SamplingParams
 from engine.serving.token_stream import TokenLogprob
 
-
 NUCLEUS_FIRST_LOOK: Final = 512
 """Tokens looked at first for a nucleus: sorting a whole vocabulary costs more than a small model's step."""
 

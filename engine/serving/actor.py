@@ -22,8 +22,8 @@ RESOLVE_TIMEOUT_S = 2.0
 
 
 def warm_up(engine: Engine) -> None:
-    """One whole prefill piece, one after cached tokens, and decode steps: the first request must not pay for what libraries set up at
-    their first use (kernels chosen, threads started, weights paged in)."""
+    """One whole prefill piece, one after cached tokens, and decode steps: the first request must not pay for what libraries set
+    up at their first use (kernels chosen, threads started, weights paged in)."""
     size = engine.layout.block_tokens
     piece = min(engine.chunk_tokens, (engine.cache.block_count - 1) * size, engine.context_max - size)
     piece -= piece % size
@@ -110,9 +110,11 @@ class WorkerActor:
     def _resolve_scheduler(self) -> str | None:
         """The scheduler's report endpoint, asked of Ray by name; None while there is no scheduler."""
         import ray
+        from ray.exceptions import RayError
 
         try:
             actor = ray.get_actor(self._scheduler, namespace=self._namespace)
-            return ray.get(actor.endpoints.remote(), timeout=RESOLVE_TIMEOUT_S)["reports"]
-        except (ValueError, ray.exceptions.RayError):
+            endpoints: Any = ray.get(actor.endpoints.remote(), timeout=RESOLVE_TIMEOUT_S)
+            return endpoints["reports"]
+        except (ValueError, RayError):
             return None

@@ -1,8 +1,8 @@
 """What a prefill and a decode worker have in common around their own state: threads, inbox, pool transfer, heartbeat, fence.
 
 Threads of a worker process: Ray's (calls arrive, go into the inbox), the *engine thread* (owns the model, the device cache, the
-state machine and the token sockets), the transfer thread, the heartbeat thread. Whatever arrives for the engine thread comes through
-one bounded inbox, in order.
+state machine and the token sockets), the transfer thread, the heartbeat thread. Whatever arrives for the engine thread comes
+through one bounded inbox, in order.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from kv_pool.heartbeat import HeartbeatSender
-
 from engine.serving.token_sender import TokenSender
 from engine.serving.transfer import BlockTransfer, NodeAddress, Notice
+from kv_pool.heartbeat import HeartbeatSender
 
 log = logging.getLogger(__name__)
 

@@ -103,7 +103,9 @@ class MalformedFrameError(ValueError):
 
 def encode(sender: str, events: list[Event]) -> bytes:
     """One frame. ``sender`` is ``worker_id:incarnation``."""
-    return msgpack.packb([sender, [_pack(event) for event in events]])
+    frame = msgpack.packb([sender, [_pack(event) for event in events]])
+    assert frame is not None
+    return frame
 
 
 def decode(frame: bytes) -> tuple[str, list[Event]]:

@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import zmq
+
+from engine.cache.paged import PagedCache
+from engine.serving.addresses import BlockSource
 from kv_pool.client import (
     AcquireEnded,
     ClientEvent,
@@ -30,9 +33,6 @@ from kv_pool.client import (
     ReservedSlot,
     ReserveRefused,
 )
-
-from engine.cache.paged import PagedCache
-from engine.serving.addresses import BlockSource
 from kv_pool.keys import BlockKey
 
 log = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ class BlockTransfer:
         if self._client is not None:
             poller.register(self._client.socket, zmq.POLLIN)
         if not self._orders:
-            poller.poll(timeout_s * 1000)
+            poller.poll(int(timeout_s * 1000))
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
 

@@ -17,9 +17,9 @@ bytes are not text and are given out as the decoder shows them."""
 class IncrementalDetokenizer:
     """``"".join(push(...) for ...) + flush()`` equals decoding all tokens at once after ``prompt_ids``.
 
-    A tokenizer's decoder may change the text of a token by what stands before it (a leading space, the bytes of one character over several
-    tokens). So the text of new tokens is the difference of decoding a window with and without them; the window starts at the tokens of the
-    last complete piece, which bounds the work per token.
+    A tokenizer's decoder may change the text of a token by what stands before it (a leading space, the bytes of one character
+    over several tokens). So the text of new tokens is the difference of decoding a window with and without them; the window
+    starts at the tokens of the last complete piece, which bounds the work per token.
     """
 
     def __init__(self, codec: TextCodec, prompt_ids: Sequence[int] = ()) -> None:

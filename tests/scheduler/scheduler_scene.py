@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from decode_worker.task import DecodeLoad
@@ -16,6 +16,7 @@ from scheduler.messages import (
     FetchSnapshot,
     NodeLoad,
     NodeReport,
+    Notice,
     Reply,
     RequestEnded,
     SnapshotArrived,
@@ -187,3 +188,14 @@ def small_cluster(settings: SchedulerSettings | None = None, *, prefill: int = 2
         scene.decode(f"d{i}", f"n{i % nodes}")
     scene.beat(3)
     return scene
+
+
+DOC = keys_of("doc", 16)
+
+
+def notices(actions: Sequence[Action]) -> list[tuple[str, str]]:
+    return [(a.kind, a.worker_id) for a in actions if isinstance(a, Notice)]
+
+
+def loads(scene: Scene) -> dict[str, int]:
+    return {worker.id: worker.in_flight for worker in scene.state.fleet.workers()}

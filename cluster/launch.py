@@ -258,22 +258,25 @@ def _start_nodes(config: ClusterConfig, actors: dict[str, Any], description: dic
 
 
 def _wait_connected(actors: dict[str, Any], progress: Progress) -> None:
-    """Until the scheduler would route and every worker talks to its node."""
+    """Until every worker talks to its node and the scheduler would route to all of them."""
     import ray
     from ray.exceptions import RayError
 
-    workers = [actor for name, actor in actors.items() if name.startswith(("prefill-", "decode-"))]
+    workers = {name: actor for name, actor in actors.items() if name.startswith(("prefill-", "decode-"))}
     progress("pool: waiting until every worker is connected")
     deadline = time.monotonic() + CALL_TIMEOUT_S
     while True:
         try:
-            connected = [s["pool_connected"] for s in ray.get([a.stats.remote() for a in workers], timeout=CALL_TIMEOUT_S)]
+            stats: Any = ray.get([a.stats.remote() for a in workers.values()], timeout=CALL_TIMEOUT_S)
+            view: Any = ray.get(actors[SCHEDULER].view.remote(), timeout=CALL_TIMEOUT_S)
         except RayError as error:
-            raise LaunchError(f"a worker died while it connected: {_cause(error)}") from error
-        if all(connected):
+            raise LaunchError(f"a worker or the scheduler died while the cluster came together: {_cause(error)}") from error
+        live = {w["id"] for w in view["workers"] if w["standing"] == "live"}
+        missing = [name for name, s in zip(workers, stats, strict=True) if not s["pool_connected"] or name not in live]
+        if not missing:
             return
         if time.monotonic() > deadline:
-            raise LaunchError(f"{connected.count(0)} workers did not connect to their pool node in {CALL_TIMEOUT_S:g} s")
+            raise LaunchError(f"{', '.join(missing)} did not join the pool and the scheduler in {CALL_TIMEOUT_S:g} s")
         time.sleep(0.05)
 
 

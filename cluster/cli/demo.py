@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,6 +13,9 @@ from cluster.cli.signals import StopSignals
 if TYPE_CHECKING:
     from cluster.config.load import LoadedConfig
     from cluster.config.sources import Setting
+
+
+log = logging.getLogger(__name__)
 
 
 def defaults() -> list[Setting]:
@@ -33,7 +37,11 @@ def demo(loaded: LoadedConfig) -> None:
     console = Console(highlight=False)
     with StopSignals(force_end) as signals:
         try:
-            with running_cluster(loaded.config, signals) as cluster, signals.interrupting():
+            # What Ray would say is what the last act shows: a worker was killed.
+            with (
+                running_cluster(loaded.config, signals, on_ray_message=log.info) as cluster,
+                signals.interrupting(),
+            ):
                 kept = play(cluster, loaded.config, console)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import typer
 
 from cluster.cli.progress import StartProgress
+from cluster.cli.ray_messages import ray_messages_aside
 from cluster.cli.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -28,17 +29,25 @@ def force_end() -> NoReturn:
     os._exit(INTERRUPTED)
 
 
+def tell(message: str) -> None:
+    """Something of Ray's that the person at the terminal should know."""
+    typer.echo(f"ray: {message}", err=True)
+
+
 @contextmanager
-def running_cluster(config: ClusterConfig, signals: StopSignals) -> Iterator[RunningCluster]:
+def running_cluster(
+    config: ClusterConfig, signals: StopSignals, *, on_ray_message: Callable[[str], None] = tell
+) -> Iterator[RunningCluster]:
     """A started cluster, stopped on the way out. Ends the command with a message where it cannot be started.
 
     Raises KeyboardInterrupt when a signal comes while it starts; everything that was started has been stopped then.
     """
-    cluster = _start(config, signals)
-    try:
-        yield cluster
-    finally:
-        stop_in_time(cluster.stop, STOP_DEADLINE_S)
+    with ray_messages_aside(on_ray_message):
+        cluster = _start(config, signals)
+        try:
+            yield cluster
+        finally:
+            stop_in_time(cluster.stop, STOP_DEADLINE_S)
 
 
 def stop_in_time(stop: Callable[[], None], deadline_s: float, force: Callable[[], object] = force_end) -> None:

@@ -115,7 +115,7 @@ def _chat(stage: Stage, config: ClusterConfig) -> tuple[list[Turn], Promise]:
     turns: list[Turn] = []
     for i, message in enumerate(script.CHAT_TURNS, start=1):
         history = [*history, {"role": "user", "content": message}]
-        turns.append(stage.ask(f"chat {i}", message, history, script.ANSWER_TOKENS_MAX))
+        turns.append(stage.ask(f"chat {i}", message, history, script.CHAT_TOKENS_MAX))
         history = [*history, {"role": "assistant", "content": turns[-1].reply.text}]
     unit = config.model.block_tokens if config.model.reuse is Reuse.BLOCK else config.model.chunk_tokens
     return turns, promises.of_chat(turns[0], turns[1], unit_tokens=unit)
@@ -123,8 +123,8 @@ def _chat(stage: Stage, config: ClusterConfig) -> tuple[list[Turn], Promise]:
 
 def _kill(stage: Stage, drill: Drill, *, exact: bool) -> tuple[list[Turn], list[Promise]]:
     stage.title("3. A decode worker is killed in the middle of an answer")
-    conversation = script.about_document(script.RETELL)
-    undisturbed = stage.ask("Q5", script.RETELL, conversation, script.RETELL_TOKENS_MAX)
+    conversation = script.about_document(script.CONTINUE)
+    undisturbed = stage.ask("Q5", script.CONTINUE, conversation, script.CONTINUE_TOKENS_MAX)
     kill_at = max(2, round(undisturbed.reply.usage.completion_tokens * KILL_AT_SHARE))
     before = drill.decode_tokens()
     kill: Kill | None = None
@@ -135,7 +135,9 @@ def _kill(stage: Stage, drill: Drill, *, exact: bool) -> tuple[list[Turn], list[
             kill = _kill_busiest(drill, before, pieces)
             stage.say(f"\n  >>> SIGKILL to {kill.worker_id or 'nobody'} (pid {kill.pid}) <<<")
 
-    disturbed = stage.ask("Q5, killed", f"{script.RETELL} (the same again)", conversation, script.RETELL_TOKENS_MAX, after=after)
+    disturbed = stage.ask(
+        "Q5, killed", f"{script.CONTINUE} (the same again)", conversation, script.CONTINUE_TOKENS_MAX, after=after
+    )
     return [undisturbed, disturbed], promises.of_kill(undisturbed, disturbed, kill, exact=exact)
 
 

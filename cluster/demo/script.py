@@ -11,11 +11,12 @@ QUESTIONS: Final = (
     "Who was sitting between the March Hare and the Hatter?",
     "Where did the three sisters live, and what did they live on?",
     "What did the March Hare dip into his cup of tea?",
-    "What riddle did the Hatter ask Alice?",
+    "Who is the Dormouse, and what story does the Dormouse tell?",
 )
-RETELL: Final = "Summarize the chapter in your own words."
+CONTINUE: Final = "Continue the story."
 ANSWER_TOKENS_MAX: Final = 48
-RETELL_TOKENS_MAX: Final = 80
+CHAT_TOKENS_MAX: Final = 80
+CONTINUE_TOKENS_MAX: Final = 80
 
 POEM: Final = """\
 Shall I compare thee to a summer's day?

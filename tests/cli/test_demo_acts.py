@@ -126,7 +126,7 @@ def test_all_acts(scripted: Scripted) -> None:
     assert "Everything promised happened" in shown
     assert ">>> SIGKILL to decode-1 (pid 7) <<<" in shown
     for label in ("Q1", "Q4", "chat 2", "Q5, killed"):
-        assert f"│ {label} " in shown
+        assert f" {label} " in shown
 
 
 @pytest.mark.parametrize(

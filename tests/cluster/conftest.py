@@ -39,9 +39,17 @@ class ClusterProcess:
             text=True,
             start_new_session=True,
         )
-        self.started = self.call("start", timeout_s=START_TIMEOUT_S, overrides=overrides)
+        try:
+            self.started = self.call("start", timeout_s=START_TIMEOUT_S, overrides=overrides)
+        except BaseException:
+            self.stop()
+            raise
         self.url: str = self.started["url"]
         self.model: str = self.started["model"]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def call(self, verb: str, *, timeout_s: float = CALL_TIMEOUT_S, **arguments: Any) -> Any:
         """One verb of the launcher. Raises RuntimeError with what went wrong there."""
@@ -107,6 +115,23 @@ def eventually(condition: Callable[[], Any], *, within_s: float = 20.0, what: st
         if time.monotonic() > deadline:
             pytest.fail(f"{what} did not come true in {within_s:g} s")
         time.sleep(0.05)
+
+
+TEXT = "the lazy dog sat on the mat and the quick brown fox jumps over the cat "
+
+
+def complete(cluster: ClusterProcess, prompt: str, tokens: int = 32, **options: Any) -> Any:
+    return cluster.client().completions.create(model=cluster.model, prompt=prompt, max_tokens=tokens, temperature=0, **options)
+
+
+def all_free(cluster: ClusterProcess) -> bool:
+    for name, stats in cluster.stats().items():
+        if name.startswith("node-"):
+            if stats["leases"] or stats["slots_reserved"]:
+                return False
+        elif stats["cache_blocks_free"] != stats["cache_blocks"]:
+            return False
+    return True
 
 
 @pytest.fixture(scope="session")

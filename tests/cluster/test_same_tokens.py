@@ -19,8 +19,8 @@ from tests.cluster.conftest import ClusterProcess
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.timeout(600)]
 
 QUESTIONS = Path(__file__).resolve().parents[1] / "data" / "mt_bench_20.jsonl"
-TOKENS = 24
-FOLLOW_UP_TOKENS = 12
+TOKENS = 16
+FOLLOW_UP_TOKENS = 8
 
 Message = dict[str, str]
 
@@ -100,7 +100,7 @@ def test_with_a_cached_prefix_and_eight_at_a_time(cluster: ClusterProcess, quest
 def test_second_turns_that_continue_the_first(
     cluster: ClusterProcess, stock: Stock, questions: list[list[str]], expected: list[str]
 ):
-    chosen = list(zip(questions, expected, strict=True))[:10]
+    chosen = list(zip(questions, expected, strict=True))[:6]
     conversations = [[user(t[0]), {"role": "assistant", "content": text}, user(t[1])] for t, text in chosen]
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(lambda messages: ask(cluster, messages, FOLLOW_UP_TOKENS), conversations))

@@ -136,7 +136,7 @@ def _stock_steps(stock: Any, context: int, batch: int) -> list[float]:
 
 
 def _continuous_steps(model: Any, context: int, batch: int) -> list[float]:
-    prompts = [_tokens(context, 0)[:-1] + [100 + i] for i in range(batch)]
+    prompts = [[*_tokens(context, 0)[:-1], 100 + i] for i in range(batch)]
     with torch.inference_mode():
         outputs = model.generate_batch(
             prompts, generation_config=_greedy(STEPS + 8), record_timestamps=True, persistent_manager=True

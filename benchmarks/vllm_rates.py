@@ -98,7 +98,7 @@ def _measure(threads: int) -> dict[str, list[float]]:
     from engine.settings import ModelSettings
 
     settings = ModelSettings(dtype="bfloat16")
-    engine = Engine.load(resolve_model(settings), settings, cache_bytes=1 << 30, threads=threads)
+    engine = Engine.load(resolve_model(settings), settings, cache_bytes=1 << 30, threads=threads, pack_weights=True)
     warm_up(engine)
     generator = random.Random(1)
     size, chunk = engine.layout.block_tokens, engine.chunk_tokens

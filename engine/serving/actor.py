@@ -57,7 +57,10 @@ class WorkerActor:
         logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._scheduler, self._namespace, self._heartbeat_s = scheduler, namespace, heartbeat_s
         settings = ModelSettings(**model)
-        self.engine = Engine.load(resolve_model(settings), settings, cache_bytes=parse_size(cache_size), threads=threads)
+        files = resolve_model(settings)
+        self.engine = Engine.load(
+            files, settings, cache_bytes=parse_size(cache_size), threads=threads, pack_weights=self.role == "decode"
+        )
         incarnation = uuid.uuid4().hex[:16]
         self.identity = WorkerIdentity(worker_id, self.role, worker_id, incarnation, node_id)
         block_bytes = self.engine.layout.block_bytes

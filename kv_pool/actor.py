@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from typing import Any, Final
 
 from kv_pool.heartbeat import HeartbeatSender
 from kv_pool.service import PoolNode
 from kv_pool.settings import PoolSettings
 
-RESOLVE_TIMEOUT_S = 2.0
+RESOLVE_TIMEOUT_S: Final = 2.0
 
 
 class PoolNodeActor:
-    """Starts its node with the process. A restart is a new incarnation with an empty arena: readers purge what they knew of
-    it."""
+    """Starts its node with the process. A restart is a new incarnation with an empty arena: readers purge what they knew."""
 
     def __init__(
-        self, *, node_id: str, slot_bytes: int, block_tokens: int, settings: dict[str, Any], scheduler_name: str, namespace: str,
-        heartbeat_s: float, log_level: str = "WARNING",
+        self, *, node_id: str, slot_bytes: int, settings: dict[str, Any], scheduler_name: str, namespace: str, heartbeat_s: float,
+        block_tokens: int | None = None, log_level: str = "WARNING",
     ) -> None:  # fmt: skip
         logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._scheduler_name, self._namespace = scheduler_name, namespace
@@ -53,30 +52,33 @@ class PoolNodeActor:
         self._node.stop()
 
     def _payload(self) -> dict[str, Any]:
-        stats = self._node.stats()
+        node, stats = self._node, self._node.stats()
         return {
             "v": 1,
             "role": "node",
-            "id": self._node.node_id,
-            "incarnation": self._node.incarnation,
-            "actor": self._node.node_id,
-            "node_id": self._node.node_id,
+            "id": node.node_id,
+            "incarnation": node.incarnation,
+            "actor": node.node_id,
+            "node_id": node.node_id,
             "fence": 0,
             "load": {
-                "endpoint": self._node.endpoint,
-                "events": self._node.events_endpoint,
+                "endpoint": node.endpoint,
+                "events": node.events_endpoint,
                 "slots_total": stats["slots_total"],
                 "slots_free": stats["slots_free"],
                 "slot_bytes": stats["slot_bytes"],
+                "sequence": stats["events_sequence"],
             },
         }
 
     def _resolve_scheduler(self) -> str | None:
         """The scheduler's report endpoint, asked of Ray by name; None while there is no scheduler."""
         import ray
+        from ray.exceptions import RayError
 
         try:
-            actor = ray.get_actor(self._scheduler_name, namespace=self._namespace)
-            return ray.get(actor.endpoints.remote(), timeout=RESOLVE_TIMEOUT_S)["reports"]
-        except (ValueError, ray.exceptions.RayError):
+            actor: Any = ray.get_actor(self._scheduler_name, namespace=self._namespace)
+            endpoints: Any = ray.get(actor.endpoints.remote(), timeout=RESOLVE_TIMEOUT_S)
+            return endpoints["reports"]
+        except (ValueError, RayError):
             return None

@@ -1,16 +1,17 @@
 """A worker's side of its pool node: reserve slots and write, acquire blocks and read, straight in shared memory.
 
 Owned by one thread. Orders return a ticket at once; what becomes of them comes out of :meth:`PoolClient.poll`. Nothing here
-blocks but
-:meth:`PoolClient.connect`, up to its timeout.
+blocks but :meth:`PoolClient.connect` and :meth:`PoolClient.poll`, up to the timeouts they are given.
 """
 
 from __future__ import annotations
 
+import os
+import select
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Final, Protocol
 
 import xxhash
 import zmq
@@ -22,25 +23,35 @@ from kv_pool.node.messages import (
     Acquire,
     Cancel,
     Commit,
+    Ended,
+    ErrorCode,
     Goodbye,
+    Grant,
     Hello,
     Keepalive,
     Miss,
     Peer,
+    Refusal,
     Release,
     Request,
     Reserve,
+    ReserveDenied,
+    SlotsReserved,
+    Welcome,
 )
+from kv_pool.node.messages import Granted as GrantedMessage
 from kv_pool.transport import process
-from kv_pool.transport.codec import MalformedMessageError, decode_map, to_wire
+from kv_pool.transport.codec import ANSWERS, MalformedMessageError, decode, encode
 from kv_pool.transport.sockets import make_socket
 
 __all__ = [
     "AcquireEnded",
+    "BlockSourceAddress",
     "ClientEvent",
     "Granted",
     "LeasedBlock",
     "Miss",
+    "NodeInfo",
     "NodeLost",
     "PoolClient",
     "PoolUnavailableError",
@@ -48,6 +59,10 @@ __all__ = [
     "Reserved",
     "ReservedSlot",
 ]
+
+GOODBYE_LINGER_MS: Final = 200
+HARMLESS: Final = frozenset({ErrorCode.NOT_RESERVED, ErrorCode.BAD_COMMIT})
+"""Refusals that concern one block: it is simply not there."""
 
 
 class PoolUnavailableError(Exception):
@@ -81,29 +96,28 @@ class ReservedSlot:
 
 
 class LeasedBlock:
-    """A committed block that stays while its lease lasts. ``buffer`` is read-only and as long as what was stored."""
+    """A committed block that stays while its lease lasts. ``buffer`` is read-only and as long as what was stored. ``tier`` says
+    where it was when it was asked for: "dram" here, or "remote"."""
 
-    __slots__ = ("_arena", "_checksum", "_epoch", "_slot", "buffer", "key", "lease", "meta", "tier", "tokens")
+    __slots__ = ("_arena", "_grant", "buffer", "key", "lease", "meta", "tier", "tokens")
 
-    def __init__(self, arena: Arena, row: dict[str, Any]) -> None:
+    def __init__(self, arena: Arena, grant: Grant) -> None:
         self._arena = arena
-        self._slot: int = row["slot"]
-        self._epoch: int = row["epoch"]
-        self._checksum: int = row["checksum"]
-        self.key = BlockKey(row["key"])
-        self.tokens: int = row["tokens"]
-        self.meta: bytes = row["meta"]
-        self.lease: int = row["lease"]
-        self.tier = "remote" if row["remote"] else "dram"
-        self.buffer = arena.slot_read_only(self._slot)[: row["length"]]
+        self._grant = grant
+        self.key = grant.key
+        self.tokens = grant.tokens
+        self.meta = grant.meta
+        self.lease = grant.lease
+        self.tier = "remote" if grant.remote else "dram"
+        self.buffer = arena.slot_read_only(grant.slot)[: grant.length]
 
     def still_held(self) -> bool:
         """The slot still is this block's. After a copy: the bytes copied were its own all the time."""
-        return self._arena.epoch(self._slot) == self._epoch
+        return self._arena.epoch(self._grant.slot) == self._grant.epoch
 
     def verify(self) -> bool:
         """The bytes have the stored checksum and the slot still is this block's; anything else is a miss."""
-        return xxhash.xxh3_64_intdigest(self.buffer) == self._checksum and self.still_held()
+        return xxhash.xxh3_64_intdigest(self.buffer) == self._grant.checksum and self.still_held()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +154,8 @@ class AcquireEnded:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """All tickets, leases and reservations of this client are void. Close it and connect anew."""
+    """All tickets, leases and reservations of this client are void: touch no buffer, close it and connect anew. Said by every
+    later poll too."""
 
     reason: str
 
@@ -149,7 +164,7 @@ ClientEvent = Reserved | ReserveRefused | Granted | AcquireEnded | NodeLost
 
 
 class PoolClient:
-    """See the module docstring. ``block_bytes`` is what one block needs; ``client_id`` appears in logs only."""
+    """See the module docstring. ``block_bytes`` is what one block needs; ``client_id`` appears in messages to people only."""
 
     def __init__(self, endpoint: str, *, client_id: str, block_bytes: int) -> None:
         self._endpoint = endpoint
@@ -159,10 +174,13 @@ class PoolClient:
         self._socket = make_socket(self._context, zmq.DEALER)
         self._socket.connect(endpoint)
         self._arena: Arena | None = None
+        self._node_process: int | None = None
+        self._process_poll = select.poll()
         self._incarnation = ""
-        self._dead_after_s = 5.0
-        self._last_heard = time.monotonic()
+        self._dead_after_s = 0.0
+        self._heard_at = time.monotonic()
         self._lost: str | None = None
+        self._closed = False
         self._next_ticket = 0
         self._reserving: dict[int, tuple[BlockKey, ...]] = {}
 
@@ -172,33 +190,48 @@ class PoolClient:
         return self._socket
 
     def connect(self, timeout_s: float) -> NodeInfo:
-        """Say hello and map the arena. Raises :class:`PoolUnavailableError`."""
-        pid, started = process.own()
-        self._send(Hello(pid, started))
-        if not self._socket.poll(int(timeout_s * 1000)):
-            raise PoolUnavailableError(f"pool node at {self._endpoint} did not answer in {timeout_s:g} s")
+        """Say hello and map the arena. Raises :class:`PoolUnavailableError`; the client is closed then."""
         try:
-            welcome = decode_map(self._socket.recv())
-            if welcome["op"] != "welcome":
-                raise PoolUnavailableError(f"pool node at {self._endpoint} refuses: {welcome.get('code', 'no welcome')}")
-            info = NodeInfo(str(welcome["node_id"]), str(welcome["inc"]), int(welcome["slots"]), int(welcome["slot_bytes"]))
-            if info.slot_bytes < self._block_bytes:
-                raise PoolUnavailableError(f"slots of {info.slot_bytes} bytes cannot hold blocks of {self._block_bytes}")
-            self._arena = Arena.attach(int(welcome["pid"]), int(welcome["fd"]), info.slots, info.slot_bytes)
-            self._dead_after_s = float(welcome["client_dead_s"])
-        except (MalformedMessageError, KeyError, ValueError, OSError) as error:
+            return self._connect(timeout_s)
+        except (MalformedMessageError, OSError, ValueError) as error:
+            self.close()
             raise PoolUnavailableError(f"pool node at {self._endpoint}: {error}") from error
-        self._incarnation = info.incarnation
-        self._last_heard = time.monotonic()
-        return info
+        except PoolUnavailableError:
+            self.close()
+            raise
 
-    # --- writing ----------------------------------------------------------------------------------------------------------
+    def _connect(self, timeout_s: float) -> NodeInfo:
+        own_pid, own_started = process.own()
+        self._send(Hello(own_pid, own_started))
+        if not self._socket.poll(int(timeout_s * 1000)):
+            raise PoolUnavailableError(f"pool node at {self._endpoint} did not answer {self._client_id} in {timeout_s:g} s")
+        answer, incarnation = decode(self._socket.recv(), ANSWERS)
+        if not isinstance(answer, Welcome):
+            raise PoolUnavailableError(f"pool node at {self._endpoint} refuses {self._client_id}: {answer}")
+        if answer.slot_bytes < self._block_bytes:
+            raise PoolUnavailableError(f"slots of {answer.slot_bytes} bytes cannot hold blocks of {self._block_bytes}")
+        self._arena = Arena.attach(answer.pid, answer.fd, answer.slots, answer.slot_bytes)
+        self._arena.start_prefault()
+        self._node_process = process.watch(answer.pid, process.started(answer.pid))
+        if self._node_process is not None:
+            self._process_poll.register(self._node_process, select.POLLIN)
+        self._dead_after_s = answer.client_dead_s
+        self._incarnation = incarnation
+        self._heard_at = time.monotonic()
+        return NodeInfo(answer.node_id, incarnation, answer.slots, answer.slot_bytes)
 
-    def reserve(self, keys: Sequence[BlockKey], *, timeout_s: float, private: bool = False) -> int:
-        """Slots for those of ``keys`` that the pool lacks, all or none; waits there for room up to ``timeout_s``."""
+    # --- writing ------------------------------------------------------------------------------------------------------------
+
+    def reserve(
+        self, keys: Sequence[BlockKey], *, timeout_s: float, private: bool = False, parent: BlockKey | None = None
+    ) -> int:
+        """Slots for those of ``keys`` that the pool lacks, all or none; waits there for room up to ``timeout_s``.
+
+        The keys follow each other in one chain. ``parent`` is what the first one follows: named, it stays in the pool meanwhile.
+        """
         ticket = self._ticket()
         self._reserving[ticket] = tuple(keys)
-        self._send(Reserve(ticket, tuple(keys), timeout_s, private))
+        self._send(Reserve(ticket, tuple(keys), parent, timeout_s, private))
         return ticket
 
     def commit(self, slot: ReservedSlot, *, tokens: int, parent: BlockKey | None, meta: bytes = b"") -> None:
@@ -211,12 +244,11 @@ class PoolClient:
         """Give a reservation back unwritten."""
         self._send(Abandon(slot.index))
 
-    # --- reading ----------------------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------------
 
     def acquire(self, keys: Sequence[BlockKey], *, wait: bool, source: BlockSourceAddress | None, timeout_s: float) -> int:
-        """Lease the longest prefix of ``keys`` that can be had here or from ``source``. With ``wait`` also wait for keys that
-        nobody
-        has committed yet, up to ``timeout_s``."""
+        """Lease the longest prefix of ``keys`` that can be had here or from ``source``. With ``wait`` also wait, up to
+        ``timeout_s``, for keys that nobody has committed yet."""
         ticket = self._ticket()
         peer = None if source is None else Peer(source.node_id, source.endpoint)
         self._send(Acquire(ticket, tuple(keys), wait, timeout_s, peer))
@@ -230,7 +262,7 @@ class PoolClient:
         """End a lease; ``consume`` deletes a private block, which has one reader only."""
         self._send(Release(lease, consume))
 
-    # --- housekeeping -----------------------------------------------------------------------------------------------------
+    # --- housekeeping -------------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_s: float = 0.0) -> list[ClientEvent]:
         """What has arrived, waiting up to ``timeout_s`` for the first of it."""
@@ -242,28 +274,44 @@ class PoolClient:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            self._last_heard = time.monotonic()
-            event = self._read(frame)
-            if event is not None:
-                events.append(event)
+            self._heard_at = time.monotonic()
+            try:
+                events += self._read(frame)
+            except (MalformedMessageError, IndexError) as error:
+                self._lost = f"it sends what is not in the protocol ({type(error).__name__})"
+        if self._lost is None:
+            self._look_at_process()
         if self._lost is not None:
             events.append(NodeLost(self._lost))
         return events
 
     def keepalive(self) -> None:
         """About once a second: shows the node that we live, and notices when the node does not."""
-        if time.monotonic() - self._last_heard > self._dead_after_s:
+        # What waits unread proves that it lives, however long we have not looked.
+        silent = not self._socket.poll(0) and time.monotonic() - self._heard_at > self._dead_after_s
+        if self._lost is None and silent:
             self._lost = f"silent for {self._dead_after_s:g} s"
-        self._send(Keepalive())
+        self._look_at_process()
+        if self._lost is None:
+            self._send(Keepalive())
 
     def close(self) -> None:
-        """Give everything back and unmap."""
-        self._send(Goodbye())
-        # The goodbye may leave: a node that never hears it takes everything back after client_dead_s.
-        self._socket.close(linger=200)
+        """Give everything back and unmap. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._incarnation and self._lost is None:
+            self._send(Goodbye())
+        # The goodbye may leave: a node that never hears it takes everything back when this process falls silent.
+        self._socket.close(linger=GOODBYE_LINGER_MS if self._lost is None else 0)
         self._context.term()
+        if self._node_process is not None:
+            os.close(self._node_process)
+            self._node_process = None
         if self._arena is not None:
             self._arena.close()
+
+    # --- inside -------------------------------------------------------------------------------------------------------------
 
     def _ticket(self) -> int:
         self._next_ticket += 1
@@ -271,38 +319,44 @@ class PoolClient:
 
     def _send(self, request: Request) -> None:
         try:
-            self._socket.send(to_wire(request, self._incarnation), zmq.NOBLOCK)
+            self._socket.send(encode(request, self._incarnation), zmq.NOBLOCK)
         except zmq.Again:
             self._lost = "it takes no more messages"
 
-    def _read(self, frame: bytes) -> ClientEvent | None:
-        assert self._arena is not None
-        try:
-            message = decode_map(frame)
-            match message["op"]:
-                case "granted":
-                    return Granted(int(message["ticket"]), int(message["position"]), LeasedBlock(self._arena, message))
-                case "ended":
-                    miss = None if message["miss"] is None else Miss(message["miss"])
-                    return AcquireEnded(int(message["ticket"]), int(message["available"]), miss)
-                case "reserved":
-                    return self._reserved(int(message["ticket"]), message["slots"])
-                case "refused":
-                    self._reserving.pop(int(message["ticket"]), None)
-                    return ReserveRefused(int(message["ticket"]), str(message["reason"]))
-                case "error" if message.get("code") != "not_reserved":
-                    self._lost = f"it answers {message.get('code')}"
-                case _:
-                    pass  # alive; or a reservation that was taken back meanwhile: the block is simply not there
-        except (MalformedMessageError, KeyError, ValueError, TypeError) as error:
-            self._lost = f"it sends what is not in the protocol ({type(error).__name__})"
-        return None
+    def _look_at_process(self) -> None:
+        if self._lost is None and self._node_process is not None and self._process_poll.poll(0):
+            self._lost = "its process has ended"
 
-    def _reserved(self, ticket: int, rows: list[list[int] | None]) -> Reserved:
+    def _read(self, frame: bytes) -> list[ClientEvent]:
+        """The events in one message. Raises MalformedMessageError, or IndexError for a slot that is not there."""
+        assert self._arena is not None, "connect first"
+        answer, incarnation = decode(frame, ANSWERS)
+        if incarnation != self._incarnation:
+            self._lost = "it has been replaced"
+            return []
+        match answer:
+            case GrantedMessage(ticket, position, grants):
+                return [Granted(ticket, position + i, LeasedBlock(self._arena, grant)) for i, grant in enumerate(grants)]
+            case Ended(ticket, available, miss):
+                return [AcquireEnded(ticket, available, miss)]
+            case SlotsReserved(ticket, slots):
+                return [self._reserved(ticket, slots)]
+            case ReserveDenied(ticket, reason):
+                self._reserving.pop(ticket, None)
+                return [ReserveRefused(ticket, reason)]
+            case Refusal(code) if code not in HARMLESS:
+                self._lost = f"it answers {code}"
+        return []
+
+    def _reserved(self, ticket: int, slots: tuple[int | None, ...]) -> Reserved:
         assert self._arena is not None
-        keys = self._reserving.pop(ticket)
-        slots = tuple(
-            None if row is None else ReservedSlot(key, row[0], self._arena.slot(row[0]))
-            for key, row in zip(keys, rows, strict=True)
+        keys = self._reserving.pop(ticket, ())
+        if len(keys) != len(slots):
+            raise MalformedMessageError("slots: another number than asked for")
+        arena = self._arena
+        return Reserved(
+            ticket,
+            tuple(
+                None if slot is None else ReservedSlot(key, slot, arena.slot(slot)) for key, slot in zip(keys, slots, strict=True)
+            ),
         )
-        return Reserved(ticket, slots)

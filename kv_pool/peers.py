@@ -1,196 +1,256 @@
-"""A node's links to other nodes: it asks for blocks as a client does, and their bytes come with the answers."""
+"""A node's links to other nodes: it pulls blocks as a client, and their bytes come with the answers.
+
+::
+
+    here                                             peer
+    Pull(keys, credits) ------------------------------>
+    <------ Granted(lease) + bytes, at most `credits` unreleased; Stalled; Ended
+    Release(lease) once the bytes are in a slot ------>   returns the credit
+
+Every fetch that is begun ends with exactly one FetchEnded, unless the node calls it off: by the peer's word, or LOST when the
+link breaks, falls silent or talks nonsense.
+"""
 
 from __future__ import annotations
 
-import time
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import xxhash
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
-from kv_pool.keys import KEY_BYTES, BlockKey
-from kv_pool.node.messages import Acquire, Cancel, Commit, Goodbye, Hello, Keepalive, Miss, Peer, StartFetch
-from kv_pool.transport.codec import META_BYTES_MAX, MalformedMessageError, decode_map, to_wire
+from kv_pool.node.messages import (
+    Cancel,
+    Commit,
+    Ended,
+    Goodbye,
+    Grant,
+    Granted,
+    Hello,
+    Keepalive,
+    Miss,
+    Peer,
+    Pull,
+    Refusal,
+    Release,
+    Request,
+    Stalled,
+    Welcome,
+)
+from kv_pool.node.stimuli import BlockArrived, FetchEnded, FetchStalled, StartFetch
+from kv_pool.transport.codec import ANSWERS, MalformedMessageError, decode, encode
 from kv_pool.transport.sockets import CONTROL_BYTES_MAX, make_socket
 
 PEERS_MAX: Final = 256
 KEEPALIVE_PERIOD_S: Final = 1.0
 IDLE_CLOSE_S: Final = 30.0
+CONTROL_MESSAGES_WAITING_MAX: Final = 64
+"""Answers without a block that may wait in a link's queue, beside the blocks that the credits allow."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArrivedBlock:
-    """A block from a peer, still in the frame that zmq received."""
-
-    fetch: int
-    commit: Commit
-    private: bool
-    payload: memoryview
-
-    def land(self, slot: memoryview) -> bool:
-        """Copy into ``slot``; True where the bytes there have the checksum that the peer stored."""
-        slot[: self.commit.length] = self.payload
-        return xxhash.xxh3_64_intdigest(slot[: self.commit.length]) == self.commit.checksum
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Link:
     peer: Peer
     socket: zmq.Socket[bytes]
-    last_heard: float
-    last_used: float
+    monitor: zmq.Socket[bytes]
+    heard_at: float
+    used_at: float
     next_keepalive: float
     incarnation: str = ""
-    waiting: list[StartFetch] = field(default_factory=list)
-    """Asked before the peer said welcome."""
-    fetches: set[int] = field(default_factory=set)
+    """Empty until the peer has said welcome."""
+    fetches: dict[int, StartFetch] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrival:
+    """A block from a peer, still in the frame that zmq received."""
+
+    link: _Link
+    fetch: int
+    grant: Grant
+    payload: memoryview
+
+    def event(self) -> BlockArrived:
+        g = self.grant
+        commit = Commit(-1, g.key, g.parent, g.tokens, g.length, g.checksum, g.meta)
+        return BlockArrived(self.fetch, commit, g.private)
+
+    def land(self, slot: memoryview) -> bool:
+        """Copy into ``slot``; True where the bytes there have the checksum that their writer computed."""
+        target = slot[: self.grant.length]
+        target[:] = self.payload
+        return xxhash.xxh3_64_intdigest(target) == self.grant.checksum
+
+
+PeerEvent = Arrival | FetchStalled | FetchEnded
 
 
 class PeerLinks:
-    """Owned by the node's I/O thread."""
+    """Owned by the node's I/O thread. ``window`` (the credits of a pull) bounds the blocks on the way from one peer, and with it
+    the memory that they take."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], slot_bytes: int, dead_after_s: float) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], *, slot_bytes: int, window: int, dead_after_s: float) -> None:
         self._context = context
         self._slot_bytes = slot_bytes
+        self._window = window
         self._dead_after_s = dead_after_s
         self._links: dict[str, _Link] = {}
-        self._ended: list[tuple[int, Miss | None]] = []
+        self._ended: list[FetchEnded] = []
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
-        return [link.socket for link in self._links.values()]
+        """To be polled for input."""
+        return [socket for link in self._links.values() for socket in (link.socket, link.monitor)]
 
-    def start(self, fetch: StartFetch) -> None:
+    @property
+    def pending(self) -> bool:
+        """Whether :meth:`receive` has something to say without any input."""
+        return bool(self._ended)
+
+    # --- what the node wants ------------------------------------------------------------------------------------------------
+
+    def start(self, fetch: StartFetch, now: float) -> None:
         """Ask for a fetch's blocks; a peer not met yet is met first."""
-        link = self._links.get(fetch.peer.endpoint)
+        link = self._links.get(fetch.peer.endpoint) or self._connect(fetch.peer, now)
         if link is None:
-            if len(self._links) >= PEERS_MAX:
-                self._ended.append((fetch.fetch, Miss.REFUSED))
-                return
-            link = self._connect(fetch.peer)
-        link.fetches.add(fetch.fetch)
-        link.last_used = time.monotonic()
+            self._ended.append(FetchEnded(fetch.fetch, Miss.REFUSED))
+            return
+        link.fetches[fetch.fetch] = fetch
+        link.used_at = now
         if link.incarnation:
             self._ask(link, fetch)
-        else:
-            link.waiting.append(fetch)
 
     def cancel(self, fetch: int, peer: Peer) -> None:
         link = self._links.get(peer.endpoint)
-        if link is not None and fetch in link.fetches:
-            link.fetches.discard(fetch)
-            link.waiting = [f for f in link.waiting if f.fetch != fetch]
-            if link.incarnation:
-                self._send(link, to_wire(Cancel(fetch), link.incarnation))
+        if link is not None and link.fetches.pop(fetch, None) is not None and link.incarnation:
+            self._send(link, Cancel(fetch))
 
-    def receive(self, now: float, limit: int) -> list[ArrivedBlock]:
-        """Blocks that have arrived. Ends of fetches are kept for :meth:`ended`."""
-        blocks: list[ArrivedBlock] = []
+    def release(self, arrival: Arrival, *, kept: bool) -> None:
+        """The block was dealt with; a private one that is ``kept`` has moved here and goes away there."""
+        self._send(arrival.link, Release(arrival.grant.lease, consume=kept and arrival.grant.private))
+
+    # --- what comes of it ---------------------------------------------------------------------------------------------------
+
+    def receive(self, now: float, messages_max: int) -> Iterator[PeerEvent]:
+        """What has arrived, at most ``messages_max`` messages of each peer, so that no peer holds up the node's own clients."""
         for link in list(self._links.values()):
-            for _ in range(limit):
-                try:
+            try:
+                for _ in range(messages_max):
                     frames = link.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                except zmq.Again:
-                    break
-                link.last_heard = now
-                try:
-                    block = self._read(link, [frame.buffer for frame in frames])
-                except (MalformedMessageError, KeyError, ValueError, TypeError):
-                    self._drop(link)
-                    break
-                if block is not None:
-                    blocks.append(block)
-        return blocks
-
-    def ended(self) -> list[tuple[int, Miss | None]]:
-        """(fetch, miss) of fetches that ended since the last call."""
+                    link.heard_at = now
+                    event = self._read(link, [frame.buffer for frame in frames], now)
+                    if event is not None:
+                        yield event
+            except zmq.Again:
+                self._look_at_monitor(link)
+            except MalformedMessageError:
+                self._drop(link)
         ended, self._ended = self._ended, []
-        return ended
+        yield from ended
 
-    def tick(self, now: float) -> list[tuple[int, Miss | None]]:
+    def tick(self, now: float) -> None:
         """Keep links alive, drop silent and idle ones."""
         for link in list(self._links.values()):
-            if (link.fetches and now - max(link.last_heard, link.last_used) > self._dead_after_s) or (
-                not link.fetches and now - link.last_used > IDLE_CLOSE_S
-            ):
+            silent = now - max(link.heard_at, link.used_at) > self._dead_after_s
+            if (silent and link.fetches) or (not link.fetches and now - link.used_at > IDLE_CLOSE_S):
                 self._drop(link)
             elif link.incarnation and now >= link.next_keepalive:
-                self._send(link, to_wire(Keepalive(), link.incarnation))
                 link.next_keepalive = now + KEEPALIVE_PERIOD_S
-        return self.ended()
+                self._send(link, Keepalive())
 
     def close(self) -> None:
         for link in list(self._links.values()):
             self._drop(link)
 
-    def _connect(self, peer: Peer) -> _Link:
-        socket = make_socket(self._context, zmq.DEALER, bytes_max=self._slot_bytes + CONTROL_BYTES_MAX)
-        socket.connect(peer.endpoint)
-        now = time.monotonic()
-        link = _Link(peer, socket, last_heard=now, last_used=now, next_keepalive=now)
+    # --- inside -------------------------------------------------------------------------------------------------------------
+
+    def _connect(self, peer: Peer, now: float) -> _Link | None:
+        if len(self._links) >= PEERS_MAX:
+            return None
+        socket = make_socket(
+            self._context,
+            zmq.DEALER,
+            bytes_max=self._slot_bytes + CONTROL_BYTES_MAX,
+            waiting_max=self._window + CONTROL_MESSAGES_WAITING_MAX,
+        )
+        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        link = _Link(peer, socket, monitor, heard_at=now, used_at=now, next_keepalive=now)
+        try:
+            socket.connect(peer.endpoint)
+        except zmq.ZMQError:
+            self._close(link)
+            return None
         self._links[peer.endpoint] = link
-        self._send(link, to_wire(Hello(0, 0), ""))
+        self._send(link, Hello(0, 0))
         return link
 
     def _ask(self, link: _Link, fetch: StartFetch) -> None:
-        request = Acquire(fetch.fetch, fetch.keys, fetch.wait, fetch.timeout_s, None, payload=True)
-        self._send(link, to_wire(request, link.incarnation))
+        self._send(link, Pull(fetch.fetch, fetch.keys, fetch.wait, fetch.timeout_s, self._window))
 
-    def _send(self, link: _Link, frame: bytes) -> None:
+    def _send(self, link: _Link, request: Request) -> None:
+        if self._links.get(link.peer.endpoint) is not link:
+            return
         try:
-            link.socket.send(frame, zmq.NOBLOCK)
+            link.socket.send(encode(request, link.incarnation), zmq.NOBLOCK)
         except zmq.ZMQError:
+            self._drop(link)
+
+    def _look_at_monitor(self, link: _Link) -> None:
+        """A broken connection is a lost peer at once; one that merely hangs is found out by its silence."""
+        with contextlib.suppress(zmq.Again):
+            recv_monitor_message(link.monitor, zmq.NOBLOCK)
             self._drop(link)
 
     def _drop(self, link: _Link) -> None:
         """Whatever was asked of this peer is lost."""
-        if self._links.pop(link.peer.endpoint, None) is None:
+        if self._links.get(link.peer.endpoint) is not link:
             return
-        self._ended += [(fetch, Miss.LOST) for fetch in sorted(link.fetches)]
         if link.incarnation:
-            try:
-                link.socket.send(to_wire(Goodbye(), link.incarnation), zmq.NOBLOCK)
-            except zmq.ZMQError:
-                pass  # it is gone: it will notice by our silence
+            with contextlib.suppress(zmq.ZMQError):  # it is gone already: it will notice our silence
+                link.socket.send(encode(Goodbye(), link.incarnation), zmq.NOBLOCK)
+        del self._links[link.peer.endpoint]
+        self._ended += [FetchEnded(fetch, Miss.LOST) for fetch in sorted(link.fetches)]
+        link.fetches.clear()
+        self._close(link)
+
+    def _close(self, link: _Link) -> None:
+        link.socket.disable_monitor()
+        link.monitor.close(0)
         link.socket.close(0)
 
-    def _read(self, link: _Link, frames: list[memoryview]) -> ArrivedBlock | None:
-        message = decode_map(frames[0])
-        match message["op"]:
-            case "welcome":
-                link.incarnation = str(message["inc"])
-                waiting, link.waiting = link.waiting, []
-                for fetch in waiting:
-                    self._ask(link, fetch)
-            case "granted":
-                return self._block(link, message, frames)
-            case "ended":
-                fetch = int(message["ticket"])
-                if fetch in link.fetches:
-                    link.fetches.discard(fetch)
-                    self._ended.append((fetch, None if message["miss"] is None else Miss(message["miss"])))
-            case "error":
+    def _read(self, link: _Link, frames: list[memoryview], now: float) -> PeerEvent | None:
+        answer, incarnation = decode(frames[0], ANSWERS)
+        if isinstance(answer, Welcome):
+            link.incarnation = incarnation
+            for fetch in list(link.fetches.values()):
+                self._ask(link, fetch)
+            return None
+        if incarnation != link.incarnation:
+            raise MalformedMessageError("another incarnation than the one met")
+        match answer:
+            case Granted(ticket, _, grants):
+                return self._arrival(link, ticket, grants, frames, now)
+            case Stalled(ticket):
+                return FetchStalled(ticket) if ticket in link.fetches else None
+            case Ended(ticket, _, miss):
+                return FetchEnded(ticket, miss) if link.fetches.pop(ticket, None) is not None else None
+            case Refusal():
                 self._drop(link)
-            case _:
-                pass  # alive
         return None
 
-    def _block(self, link: _Link, message: dict[str, Any], frames: list[memoryview]) -> ArrivedBlock | None:
-        length = int(message["length"])
-        if len(frames) != 2 or len(frames[1]) != length or length > self._slot_bytes or len(message["meta"]) > META_BYTES_MAX:
+    def _arrival(
+        self, link: _Link, ticket: int, grants: tuple[Grant, ...], frames: list[memoryview], now: float
+    ) -> Arrival | None:
+        if len(grants) != 1 or len(frames) != 2:
+            raise MalformedMessageError("one block and its bytes are needed")
+        (grant,) = grants
+        if len(frames[1]) != grant.length or grant.length > self._slot_bytes:
             raise MalformedMessageError("payload: not as long as announced")
-        if len(message["key"]) != KEY_BYTES:
-            raise MalformedMessageError("key: bad length")
-        if int(message["ticket"]) not in link.fetches:
+        link.used_at = now
+        arrival = Arrival(link, ticket, grant, frames[1])
+        if ticket not in link.fetches:  # called off meanwhile
+            self.release(arrival, kept=False)
             return None
-        parent = message["parent"]
-        commit = Commit(
-            -1,
-            BlockKey(message["key"]),
-            None if parent is None else BlockKey(parent),
-            int(message["tokens"]),
-            length,
-            int(message["checksum"]),
-            bytes(message["meta"]),
-        )
-        return ArrivedBlock(int(message["ticket"]), commit, bool(message["private"]), frames[1])
+        return arrival

@@ -1,4 +1,4 @@
-"""A pool node's shell: sockets, the arena, one I/O thread around the pure state (``node/state.py``). Knows nothing of Ray."""
+"""A pool node's shell: sockets, the arena, and one I/O thread around the pure state (``node/state.py``). Knows nothing of Ray."""
 
 from __future__ import annotations
 
@@ -7,46 +7,61 @@ import os
 import threading
 import time
 import uuid
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
 import zmq
 
 from kv_pool.arena import Arena
 from kv_pool.events.publisher import EventPublisher
-from kv_pool.events.snapshot import Snapshot, snapshot_message
+from kv_pool.events.replay import encode_replay
+from kv_pool.events.snapshot import Snapshot, encode_snapshot
 from kv_pool.events.types import DRAM
-from kv_pool.node.messages import (
+from kv_pool.node.messages import Answer, AskEvents, AskSnapshot, ErrorCode, Hello, Question, Refusal, Welcome
+from kv_pool.node.slots import SlotState
+from kv_pool.node.state import NodeState
+from kv_pool.node.stimuli import (
     Action,
+    Asked,
+    BlockLanded,
     CancelFetch,
-    Hello,
+    ClientGone,
+    Event,
+    Greet,
+    Land,
+    ProcessGone,
     Publish,
     Send,
     SendBlock,
     SetEpoch,
     StartFetch,
+    Tick,
 )
-from kv_pool.node.slots import SlotState
-from kv_pool.node.state import NodeState
-from kv_pool.peers import PeerLinks
+from kv_pool.peers import Arrival, PeerLinks
 from kv_pool.policy.lru import LeastRecentlyUsed
 from kv_pool.settings import PoolSettings
 from kv_pool.sizes import parse_size
-from kv_pool.transport import process
-from kv_pool.transport.codec import MalformedMessageError, decode_map, decode_request, encode
+from kv_pool.transport.codec import QUESTIONS, REQUESTS, MalformedMessageError, decode, encode
+from kv_pool.transport.process import Watched
 from kv_pool.transport.sockets import bind, make_socket
 
 log = logging.getLogger(__name__)
 
 SLOTS_MIN: Final = 4
 TICK_PERIOD_S: Final = 0.25
-SENDING_POLL_S: Final = 0.002
 MESSAGES_PER_TURN_MAX: Final = 256
+PEER_MESSAGES_PER_TURN_MAX: Final = 4
+"""Small: each may be a block of megabytes to copy and check, while this machine's workers wait."""
 
 
 class PoolNode:
-    """One node: ``dram // slot_bytes`` slots of memory shared with the workers of this machine, and two endpoints on ``host``."""
+    """One node: ``dram // slot_bytes`` slots of memory shared with the workers of this machine, and two endpoints on ``host``.
 
-    def __init__(self, *, node_id: str, slot_bytes: int, settings: PoolSettings, block_tokens: int = 1) -> None:
+    ``block_tokens``: what a public block must hold; None where any count will do. Raises ValueError where fewer than
+    ``SLOTS_MIN`` slots fit, OSError where memory or ports lack.
+    """
+
+    def __init__(self, *, node_id: str, slot_bytes: int, settings: PoolSettings, block_tokens: int | None = None) -> None:
         slots = parse_size(settings.dram) // slot_bytes
         if slots < SLOTS_MIN:
             raise ValueError(
@@ -55,7 +70,14 @@ class PoolNode:
         self.node_id = node_id
         self.incarnation = uuid.uuid4().hex[:16]
         self._settings = settings
-        self._state = NodeState(slots=slots, block_tokens=block_tokens, settings=settings, policy=LeastRecentlyUsed())
+        self._state = NodeState(
+            node_id=node_id,
+            slots=slots,
+            slot_bytes=slot_bytes,
+            block_tokens=block_tokens,
+            settings=settings,
+            policy=LeastRecentlyUsed(),
+        )
         self._arena = Arena.create(slots, slot_bytes)
         self._context = zmq.Context()
         self._router = make_socket(self._context, zmq.ROUTER)
@@ -63,47 +85,64 @@ class PoolNode:
         self.endpoint = bind(self._router, settings.host)
         self._events = EventPublisher(self._context, settings.host, node_id, self.incarnation)
         self.events_endpoint = self._events.endpoint
-        self._peers = PeerLinks(self._context, slot_bytes, settings.client_dead_s)
-        self._sending: list[tuple[zmq.MessageTracker, int]] = []
+        self._peers = PeerLinks(
+            self._context,
+            slot_bytes=slot_bytes,
+            window=settings.fetch_inflight_blocks,
+            dead_after_s=settings.client_dead_s,
+        )
+        self._processes = Watched()
         self._gone: list[str] = []
-        self._bytes = {"in": 0, "out": 0}
-        self._malformed = 0
-        self._corrupt = 0
+        self._arrival: Arrival | None = None
+        self._counts = {"bytes_in": 0, "bytes_out": 0, "malformed": 0, "turns_failed": 0}
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"pool-{node_id}", daemon=True)
-        self._prefault = threading.Thread(target=self._arena.prefault, name=f"prefault-{node_id}", daemon=True)
 
     def start(self) -> None:
-        self._prefault.start()
+        self._arena.start_prefault()
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the I/O thread, close sockets and memory. Safe to call twice."""
+        """End the I/O thread, close sockets and memory. Safe to call twice, and without ``start``."""
+        if self._stopping.is_set():
+            return
         self._stopping.set()
-        for thread in (self._thread, self._prefault):
-            if thread.is_alive():
-                thread.join(timeout_s)
+        if self._thread.ident is None:
+            self._close()
+            return
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            log.error("pool node %s: the I/O thread did not end in %g s", self.node_id, timeout_s)
 
     def stats(self) -> dict[str, int | float]:
         """Counters and gauges, from any thread."""
-        counts = self._state.slots.counts()
-        return {
+        state, slots = self._state, self._state.slots.counts()
+        counts: dict[str, int | float] = {
             "pid": os.getpid(),
-            "slots_total": self._state.slots.count,
-            "slots_free": counts[SlotState.FREE],
-            "slots_reserved": counts[SlotState.RESERVED],
-            "slots_committed": counts[SlotState.COMMITTED],
-            "slots_quarantined": counts[SlotState.QUARANTINED],
+            "slots_total": state.slots.count,
+            "slots_free": slots[SlotState.FREE],
+            "slots_reserved": slots[SlotState.RESERVED],
+            "slots_committed": slots[SlotState.COMMITTED],
+            "slots_quarantined": slots[SlotState.QUARANTINED],
             "slot_bytes": self._arena.slot_bytes,
-            "leases": len(self._state.leases),
-            "clients": len(self._state.clients),
-            "acquires_waiting": len(self._state.tickets),
-            "evictions_total": self._state.blocks.evictions,
-            "bytes_in_total": self._bytes["in"],
-            "bytes_out_total": self._bytes["out"],
-            "malformed_total": self._malformed,
-            "corrupt_total": self._corrupt,
-        } | {f"{name}_total": count for name, count in self._state.counters.items()}
+            "blocks_idle": state.blocks.idle,
+            "leases": len(state.readers.leases),
+            "clients": len(state.clients),
+            "clients_lost": state.clients_lost,
+            "acquires_waiting": len(state.readers.tickets),
+            "fetches": len(state.readers.fetches),
+            "commits": state.commits,
+            "evictions": state.blocks.evictions,
+            "hits": state.readers.hits,
+            "misses": state.readers.misses,
+            "late": state.readers.late,
+            "refused": state.writers.refused,
+            "corrupt": state.corrupt,
+            "events_sequence": self._events.sequence,
+        }
+        return counts | self._counts
 
     # --- the I/O thread -----------------------------------------------------------------------------------------------------
 
@@ -112,145 +151,152 @@ class PoolNode:
         while not self._stopping.is_set():
             try:
                 now = time.monotonic()
-                if now >= next_tick:
+                if now >= min(next_tick, self._state.next_deadline() or next_tick):
                     self._tick(now)
                     next_tick = now + TICK_PERIOD_S
-                self._turn(SENDING_POLL_S if self._sending else TICK_PERIOD_S)
-            except Exception:
+                self._turn(min(next_tick, self._state.next_deadline() or next_tick) - now)
+            except Exception:  # one message must not end the node
+                self._counts["turns_failed"] += 1
                 log.exception("pool node %s: a turn failed", self.node_id)
+        self._close()
+
+    def _close(self) -> None:
         self._peers.close()
         self._events.close()
         self._router.close(0)
-        self._context.destroy(linger=0)
+        self._context.destroy(linger=0)  # lets go of the slots that were being sent
+        self._processes.keep_only(set())
         self._arena.close()
+        os.close(self._wake)
 
     def _turn(self, timeout_s: float) -> None:
         poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        for socket in self._peers.sockets():
-            poller.register(socket, zmq.POLLIN)
-        ready = dict(poller.poll(int(timeout_s * 1000) or 1))
+        processes = self._processes.fds()
+        for source in (self._router, self._wake, *processes, *self._peers.sockets()):
+            poller.register(source, zmq.POLLIN)
+        waiting_ms = 0 if self._peers.pending or self._gone else max(0, int(timeout_s * 1000 + 1))
+        ready = dict(poller.poll(waiting_ms))
         if self._router in ready:
             self._take_messages()
-        self._take_peer_messages()
-        self._finish_sends()
-        self._drop_gone()
+        self._take_peer_events()
+        for fd, (pid, started) in processes.items():
+            if fd in ready:
+                self._react(ProcessGone(pid, started))
+                self._forget_processes()
+        gone, self._gone = self._gone, []
+        for client in gone:
+            self._react(ClientGone(client))
         self._events.flush()
 
     def _tick(self, now: float) -> None:
-        self._do(self._state.tick(now))
-        for pid, started in {(pid, started) for _, pid, started in self._state.quarantined.values()}:
-            if not process.alive(pid, started):
-                self._do(self._state.process_gone(pid, started, now))
-        for fetch, miss in self._peers.tick(now):
-            self._do(self._state.fetch_ended(fetch, miss, now))
+        self._peers.tick(now)
+        self._react(Tick())
+        self._forget_processes()
+
+    def _forget_processes(self) -> None:
+        """Keep watching those that are, or have written in their own name and may still."""
+        clients = {(c.pid, c.started) for c in self._state.clients.values()}
+        silent = {(q.pid, q.started) for q in self._state.writers.quarantined.values()}
+        self._processes.keep_only(clients | silent)
 
     def _take_messages(self) -> None:
         for _ in range(MESSAGES_PER_TURN_MAX):
             try:
-                frames = self._router.recv_multipart(zmq.NOBLOCK)
+                name, *frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            client = frames[0].hex()
+            client = name.hex()
             try:
-                if len(frames) != 2:
+                if len(frames) != 1:
                     raise MalformedMessageError("one frame is needed")
-                self._take(client, decode_map(frames[1]))
+                self._take(client, frames[0])
             except MalformedMessageError as error:
-                self._malformed += 1
+                self._counts["malformed"] += 1
                 log.debug("malformed message: %s", error)
-                self._send(client, {"op": "error", "code": "malformed"})
+                self._send(client, Refusal(ErrorCode.MALFORMED))
 
-    def _take(self, client: str, message: dict[str, Any]) -> None:
-        if message["op"] == "snapshot":
-            self._send_raw(client, self._snapshot())
+    def _take(self, client: str, frame: bytes) -> None:
+        request, incarnation = decode(frame, REQUESTS | QUESTIONS)
+        if isinstance(request, AskSnapshot | AskEvents):
+            self._send_frames(client, self._answer(request))
             return
-        request = decode_request(message)
-        if not isinstance(request, Hello) and message.get("inc") != self.incarnation:
-            self._send(client, {"op": "error", "code": "stale_incarnation"})
+        if not isinstance(request, Hello) and incarnation != self.incarnation:
+            self._send(client, Refusal(ErrorCode.STALE_INCARNATION))
             return
-        self._do(self._state.handle(client, request, time.monotonic()))
+        self._react(Asked(client, request))  # type: ignore[arg-type]  # REQUESTS holds requests only
+        if isinstance(request, Hello) and request.pid and not self._processes.add(request.pid, request.started):
+            self._react(ProcessGone(request.pid, request.started))
 
-    def _take_peer_messages(self) -> None:
-        now = time.monotonic()
-        for block in self._peers.receive(now, MESSAGES_PER_TURN_MAX):
-            slot, actions = self._state.fetched(block.fetch, block.commit.key, now)
-            self._do(actions)
-            if slot is None:
-                continue
-            sound = block.land(self._arena.slot(slot))
-            self._corrupt += not sound
-            self._bytes["in"] += block.commit.length
-            self._do(self._state.fill(slot, block.commit, private=block.private, sound=sound, now=now))
-        for fetch, miss in self._peers.ended():
-            self._do(self._state.fetch_ended(fetch, miss, now))
+    def _answer(self, question: Question) -> list[bytes]:
+        self._events.flush()  # what is told must not be older than what is published
+        if isinstance(question, AskEvents):
+            return encode_replay(self._events.since(question.first))
+        keys = {DRAM: tuple(self._state.blocks.public_keys())}
+        return [encode_snapshot(Snapshot(self.node_id, self.incarnation, self._events.sequence, keys))]
+
+    def _take_peer_events(self) -> None:
+        for event in self._peers.receive(time.monotonic(), PEER_MESSAGES_PER_TURN_MAX):
+            if isinstance(event, Arrival):
+                self._arrival = event
+                self._react(event.event())
+                if self._arrival is not None:  # it was not wanted
+                    self._peers.release(event, kept=False)
+                    self._arrival = None
+            else:
+                self._react(event)
 
     # --- doing what the state says --------------------------------------------------------------------------------------------
 
-    def _do(self, actions: list[Action]) -> None:
+    def _react(self, event: Event) -> None:
+        now = time.monotonic()
+        self._do(self._state.handle(event, now), now)
+
+    def _do(self, actions: Iterable[Action], now: float) -> None:
         for action in actions:
             match action:
-                case Send(client, message):
-                    self._send(client, message)
-                case SendBlock(client, message, slot, length, lease):
-                    self._send_block(client, message, slot, length, lease)
+                case Send(client, answer):
+                    self._send(client, answer)
+                case SendBlock():
+                    self._send_block(action)
+                case Greet(client):
+                    self._send(client, self._welcome())
                 case Publish(event):
                     self._events.add(event)
                 case SetEpoch(slot, epoch):
                     self._arena.set_epoch(slot, epoch)
                 case StartFetch():
-                    self._peers.start(action)
+                    self._peers.start(action, now)
                 case CancelFetch(fetch, peer):
                     self._peers.cancel(fetch, peer)
+                case Land(slot):
+                    self._land(slot)
 
-    def _send(self, client: str, message: dict[str, Any]) -> None:
-        if message["op"] == "welcome":
-            message = message | {
-                "node_id": self.node_id,
-                "inc": self.incarnation,
-                "pid": os.getpid(),
-                "fd": self._arena.fd,
-                "slots": self._arena.slots,
-                "slot_bytes": self._arena.slot_bytes,
-                "client_dead_s": self._settings.client_dead_s,
-            }
-        self._send_raw(client, encode(message))
+    def _land(self, slot: int) -> None:
+        arrival, self._arrival = self._arrival, None
+        assert arrival is not None
+        sound = arrival.land(self._arena.slot(slot))
+        self._counts["bytes_in"] += arrival.grant.length
+        self._peers.release(arrival, kept=sound)
+        self._react(BlockLanded(slot, sound))
 
-    def _send_raw(self, client: str, frame: bytes) -> None:
+    def _welcome(self) -> Welcome:
+        arena = self._arena
+        return Welcome(self.node_id, os.getpid(), arena.fd, arena.slots, arena.slot_bytes, self._settings.client_dead_s)
+
+    def _send(self, client: str, answer: Answer) -> None:
+        self._send_frames(client, [encode(answer, self.incarnation)])
+
+    def _send_block(self, action: SendBlock) -> None:
+        """The bytes leave from the arena without a copy."""
+        payload = self._arena.slot_read_only(action.slot)[: action.length]
+        header = encode(action.answer, self.incarnation)
+        if self._send_frames(action.client, [header, payload], copy=False):
+            self._counts["bytes_out"] += action.length
+
+    def _send_frames(self, client: str, frames: list[bytes | memoryview] | list[bytes], *, copy: bool = True) -> bool:
         try:
-            self._router.send_multipart([bytes.fromhex(client), frame], zmq.NOBLOCK)
-        except zmq.ZMQError:
+            self._router.send_multipart([bytes.fromhex(client), *frames], zmq.NOBLOCK, copy=copy)
+        except zmq.ZMQError:  # it is gone, or takes nothing more
             self._gone.append(client)
-
-    def _send_block(self, client: str, message: dict[str, Any], slot: int, length: int, lease: int) -> None:
-        """The payload leaves from the arena without a copy; its lease ends when zmq has let go of it."""
-        payload = self._arena.slot_read_only(slot)[:length]
-        try:
-            tracker = self._router.send_multipart(
-                [bytes.fromhex(client), encode(message), payload], zmq.NOBLOCK, copy=False, track=True
-            )
-        except zmq.ZMQError:
-            self._gone.append(client)
-            return
-        assert tracker is not None
-        self._bytes["out"] += length
-        self._sending.append((tracker, lease))
-
-    def _finish_sends(self) -> None:
-        still: list[tuple[zmq.MessageTracker, int]] = []
-        for tracker, lease in self._sending:
-            if tracker.done:
-                self._do(self._state.sent(lease))
-            else:
-                still.append((tracker, lease))
-        self._sending = still
-
-    def _drop_gone(self) -> None:
-        gone, self._gone = self._gone, []
-        for client in gone:
-            self._do(self._state.client_gone(client))
-
-    def _snapshot(self) -> bytes:
-        self._events.flush()
-        keys = {DRAM: tuple(self._state.blocks.keys())}
-        return snapshot_message(Snapshot(self.node_id, self.incarnation, self._events.sequence, keys))
+            return False
+        return True

@@ -89,7 +89,7 @@ class PrefillWorker:
     def handle(self, item: object, now: float) -> None:
         match item:
             case PrefillTask():
-                self._do(self.state.submitted(item, now), now)
+                self._submitted(item, now)
             case Abort():
                 self._do(self.state.aborted((item.request_id, item.attempt)), now)
             case BlockLoaded():
@@ -128,6 +128,13 @@ class PrefillWorker:
     def submit_allowed(self) -> bool:
         """A quick look for the caller's refusal; the state decides again when the task arrives."""
         return self._load.waiting < self._settings.waiting_max
+
+    def _submitted(self, task: PrefillTask, now: float) -> None:
+        try:
+            self._do(self.state.submitted(task, now), now)
+        except ValueError as error:  # a task that contradicts itself: its gateway must hear of it, or it waits for nothing
+            log.exception("task refused")
+            self._host.sender.add(task.sink, Failed(task.request_id, task.attempt, FailureCause.INTERNAL, str(error)))
 
     # --- doing what the state says ----------------------------------------------------------------------------------------
 

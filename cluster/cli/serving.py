@@ -68,11 +68,16 @@ def _start(config: ClusterConfig, signals: StopSignals) -> RunningCluster:
 
     try:
         with signals.interrupting(), StartProgress() as progress:
-            return start_cluster(config, progress=progress)
+
+            def on_step(step: str) -> None:
+                signals.install()  # Ray puts handlers of its own in place as it starts
+                progress(step)
+
+            return start_cluster(config, progress=on_step)
     except (LaunchError, RayUnavailableError, ModelNotAvailableError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
-    except SystemExit:  # Ray's own handler of SIGTERM
+    except SystemExit:  # Ray's handler of SIGTERM, between its start and our next step
         raise KeyboardInterrupt from None
     finally:
-        signals.install()  # Ray has put its own in place
+        signals.install()

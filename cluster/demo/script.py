@@ -28,8 +28,8 @@ And often is his gold complexion dimm'd;
 And every fair from fair sometime declines,
 By chance, or nature's changing course, untrimm'd."""
 CHAT_TURNS: Final = (
-    f"Here is the beginning of a poem by William Shakespeare:\n\n{POEM}\n\nWhat is the poem about?",
-    "Who wrote the poem, and which season does he speak of?",
+    f"Here is the beginning of a poem by William Shakespeare:\n\n{POEM}\n\nWhat does the poet compare the summer's day with?",
+    "Thank you. Now say it in one short sentence.",
 )
 
 

@@ -163,6 +163,7 @@ class BlockTransfer:
         self._client: PoolClient | None = None
         self._connected_to: NodeAddress | None = None
         self._connections = 0
+        self._next_connect = self._next_keepalive = 0.0
         self._pending = _Pending()
         self.counters = TransferCounters()
         self._thread = threading.Thread(target=self._run, name="block-transfer", daemon=True)
@@ -202,22 +203,30 @@ class BlockTransfer:
     # --- the transfer thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        next_connect = next_keepalive = 0.0
         while not self._stopping.is_set():
-            now = time.monotonic()
-            if self._client is None or self._connected_to != self._wanted:
-                if now >= next_connect:
-                    self._connect()
-                    next_connect = time.monotonic() + RECONNECT_PERIOD_S
-            elif now >= next_keepalive:
-                self._client.keepalive()
-                next_keepalive = now + KEEPALIVE_PERIOD_S
-            self._wait(KEEPALIVE_PERIOD_S if self._client else RECONNECT_PERIOD_S)
-            self._take_orders()
-            if self._client is not None:
-                for event in self._client.poll(0.0):
-                    self._on_event(event)
+            try:
+                self._turn()
+            except Exception:
+                # Whatever it was, no order may stay without its end: the engine thread would hold the blocks for ever.
+                log.exception("block transfer: a turn failed, everything in flight counts as lost")
+                self._drop_client("the transfer failed")
         self._drop_client("the worker stops")
+
+    def _turn(self) -> None:
+        """Keep the connection, wait for an order or an answer, deal with all there are."""
+        now = time.monotonic()
+        if self._client is None or self._connected_to != self._wanted:
+            if now >= self._next_connect:
+                self._connect()
+                self._next_connect = time.monotonic() + RECONNECT_PERIOD_S
+        elif now >= self._next_keepalive:
+            self._client.keepalive()
+            self._next_keepalive = now + KEEPALIVE_PERIOD_S
+        self._wait(KEEPALIVE_PERIOD_S if self._client else RECONNECT_PERIOD_S)
+        self._take_orders()
+        if self._client is not None:
+            for event in self._client.poll(0.0):
+                self._on_event(event)
 
     def _wait(self, timeout_s: float) -> None:
         poller = zmq.Poller()
@@ -268,9 +277,17 @@ class BlockTransfer:
                     if ticket is not None and self._client is not None:
                         self._end_load(ticket, Miss.LATE)
                 case LoadOrder():
-                    self._start_load(order)
+                    try:
+                        self._start_load(order)
+                    except Exception:
+                        self._deliver(LoadEnded(order.order, 0, Miss.LOST))
+                        raise
                 case PublishOrder():
-                    self._start_publish(order)
+                    try:
+                        self._start_publish(order)
+                    except Exception:
+                        self._deliver(PublishEnded(order.order, ok=False, detail="the transfer failed"))
+                        raise
 
     def _start_load(self, order: LoadOrder) -> None:
         if self._client is None:
@@ -331,13 +348,13 @@ class BlockTransfer:
         assert self._client is not None
         load = self._pending.loads.pop(ticket)
         self._pending.tickets.pop(load.order.order, None)
+        self._deliver(LoadEnded(load.order.order, load.placed, miss))
         if cancel:
             self._client.cancel(ticket)
-        self._deliver(LoadEnded(load.order.order, load.placed, miss))
 
     def _store(self, ticket: int, slots: Sequence[ReservedSlot | None]) -> None:
         assert self._client is not None
-        order = self._pending.publishes.pop(ticket, None)
+        order = self._pending.publishes.get(ticket)
         if order is None:
             for slot in slots:
                 if slot is not None:
@@ -351,4 +368,5 @@ class BlockTransfer:
             self._client.commit(slot, tokens=block.tokens, parent=block.parent, meta=block.meta)
             self.counters.blocks_published += 1
             self.counters.bytes_published += self._block_bytes
+        del self._pending.publishes[ticket]
         self._deliver(PublishEnded(order.order, ok=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgpack
 
@@ -28,7 +28,7 @@ class MalformedEventError(ValueError):
 def encode_batch(batch: EventBatch) -> list[bytes]:
     events = [_pack(event) for event in batch.events]
     topic = b"%s%s@%s" % (TOPIC_PREFIX, batch.node_id.encode(), batch.incarnation.encode())
-    return [topic, struct.pack(">Q", batch.sequence), msgpack.packb([batch.ts, events, 0])]
+    return [topic, struct.pack(">Q", batch.sequence), cast(bytes, msgpack.packb([batch.ts, events, 0]))]
 
 
 def decode_batch(frames: Sequence[bytes]) -> EventBatch:

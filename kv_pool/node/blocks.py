@@ -1,19 +1,28 @@
-"""The blocks of a node: committed ones, chains, leases, and which of them may go. Pure."""
+"""The committed blocks of a node: chains, leases, and which of them may go. Pure.
+
+::
+
+    chain    k0 <- k1 <- k2          k0 and k1 have a child here: only k2 may be evicted
+                      ^-- k3 (being written) pins k2 as a child does
+
+A public block stays until it is evicted, a private one (a request's tail) until its reader consumes it or it expires. One that is
+removed while somebody reads it vanishes from sight at once and gives its slot back with its last lease.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kv_pool.events.types import DRAM, BlockRemoved, BlockStored
 from kv_pool.keys import BlockKey
-from kv_pool.node.messages import Action, Publish, SetEpoch
 from kv_pool.node.slots import Slots
+from kv_pool.node.stimuli import Action, Publish, SetEpoch
 from kv_pool.policy.eviction import EvictionPolicy
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Block:
-    """One committed block. ``expires`` is set for a private one: nobody fetched it by then, it goes."""
+    """One committed block. ``expires`` is None for a public one."""
 
     key: BlockKey
     slot: int
@@ -25,107 +34,158 @@ class Block:
     last_used: float
     expires: float | None = None
     leases: int = 0
-    doomed: bool = False
-    """Consumed or expired while leased: it goes with its last lease."""
+    removed: bool = False
+
+    @property
+    def private(self) -> bool:
+        return self.expires is not None
 
 
-@dataclass(slots=True)
 class Blocks:
     """Owns all committed blocks. Methods that change what exists return the actions this causes."""
 
-    slots: Slots
-    policy: EvictionPolicy
-    block_tokens: int
-    _blocks: dict[BlockKey, Block] = field(default_factory=dict[BlockKey, Block])
-    _children: dict[BlockKey, int] = field(default_factory=dict[BlockKey, int])
-    _private: dict[BlockKey, float] = field(default_factory=dict[BlockKey, float])
-    evictions: int = 0
+    def __init__(self, slots: Slots, policy: EvictionPolicy) -> None:
+        self._slots = slots
+        self._policy = policy
+        self._blocks: dict[BlockKey, Block] = {}
+        self._children: dict[BlockKey, int] = {}
+        """Blocks here, and writers at work, that follow a key (which need not be here itself)."""
+        self._private: dict[BlockKey, Block] = {}
+        self._idle = 0
+        self.lingering = 0
+        """Removed blocks that somebody still reads."""
+        self.evictions = 0
 
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def get(self, key: BlockKey) -> Block | None:
-        block = self._blocks.get(key)
-        return None if block is None or block.doomed else block
+    @property
+    def idle(self) -> int:
+        """Public blocks that nobody leases: no more than this many can be evicted."""
+        return self._idle
 
-    def keys(self) -> list[BlockKey]:
-        """Of all blocks that others may know of: private ones are not among them. Parents come before their children."""
-        return [key for key, block in self._blocks.items() if block.expires is None]
+    def get(self, key: BlockKey) -> Block | None:
+        return self._blocks.get(key)
+
+    def public_keys(self) -> list[BlockKey]:
+        """Of all blocks that others may know of, in order of commit."""
+        return [key for key, block in self._blocks.items() if not block.private]
+
+    def loops(self, key: BlockKey, parent: BlockKey | None) -> bool:
+        """Whether a block ``key`` that follows ``parent`` would follow itself, so that none of the loop could ever be evicted.
+        Keys are digests of what they follow, so only a broken client can ask for this."""
+        while parent is not None and parent != key:
+            block = self._blocks.get(parent) if key in self._children else None
+            parent = None if block is None else block.parent
+        return parent is not None
+
+    # --- come and go --------------------------------------------------------------------------------------------------------
 
     def store(self, block: Block) -> list[Action]:
-        """Make a block visible whose slot is committed already. Its key must be new."""
+        """Make a block visible, whose slot is committed already. Its key must be new."""
         assert block.key not in self._blocks
         self._blocks[block.key] = block
         if block.parent is not None:
-            self._children[block.parent] = self._children.get(block.parent, 0) + 1
-            self._reconsider(block.parent)
-        self._reconsider(block.key)
-        if block.expires is not None:
-            self._private[block.key] = block.expires
+            self.pin(block.parent)
+        if block.private:
+            self._private[block.key] = block
             return []
-        return [Publish(BlockStored((block.key,), block.parent, self.block_tokens, DRAM))]
+        self._idle += 1
+        self._reconsider(block.key)
+        return [Publish(BlockStored((block.key,), block.parent, block.tokens, DRAM))]
+
+    def evict_one(self) -> list[Action] | None:
+        """Remove the block that the policy names; None where nothing may go."""
+        key = self._policy.pop()
+        if key is None:
+            return None
+        assert self.evictable(key)
+        self.evictions += 1
+        return self.remove(self._blocks[key])
+
+    def expire(self, now: float) -> list[Action]:
+        """Remove private blocks whose reader never came."""
+        actions: list[Action] = []
+        for block in [b for b in self._private.values() if b.expires is not None and b.expires <= now]:
+            actions += self.remove(block)
+        return actions
+
+    def remove(self, block: Block) -> list[Action]:
+        """Take a block out of sight; its slot is free as soon as nobody reads it."""
+        assert not block.removed
+        block.removed = True
+        del self._blocks[block.key]
+        self._policy.discard(block.key)
+        if block.parent is not None:
+            self.unpin(block.parent)
+        actions: list[Action] = []
+        if block.private:
+            del self._private[block.key]
+        else:
+            self._idle -= block.leases == 0
+            actions.append(Publish(BlockRemoved((block.key,), DRAM)))
+        if block.leases:
+            self.lingering += 1
+            return actions
+        return actions + self._free(block)
+
+    # --- leases and pins ----------------------------------------------------------------------------------------------------
 
     def lease(self, block: Block, now: float) -> None:
+        assert not block.removed
+        self._idle -= block.leases == 0 and not block.private
         block.leases += 1
         block.last_used = now
         self._reconsider(block.key)
 
-    def unlease(self, key: BlockKey, *, consume: bool = False) -> list[Action]:
-        """End one lease; ``consume`` also ends a private block, which has one reader only."""
-        block = self._blocks[key]
+    def unlease(self, block: Block) -> list[Action]:
         assert block.leases > 0
         block.leases -= 1
-        if consume and block.expires is not None:
-            block.doomed = True
-        if block.doomed and block.leases == 0:
-            return self._remove(block)
-        self._reconsider(key)
+        if block.leases:
+            return []
+        if block.removed:
+            self.lingering -= 1
+            return self._free(block)
+        self._idle += not block.private
+        self._reconsider(block.key)
         return []
 
-    def evict_one(self) -> list[Action] | None:
-        """Free the slot of the block that the policy names; None where nothing may go."""
-        key = self.policy.pop()
-        if key is None:
-            return None
-        self.evictions += 1
-        return self._remove(self._blocks[key])
+    def pin(self, parent: BlockKey) -> None:
+        """Something follows ``parent``: keep it."""
+        self._children[parent] = self._children.get(parent, 0) + 1
+        self._reconsider(parent)
 
-    def expire(self, now: float) -> list[Action]:
-        """Private blocks whose reader never came."""
-        actions: list[Action] = []
-        for key in [key for key, expires in self._private.items() if expires <= now]:
-            block = self._blocks[key]
-            del self._private[key]
-            if block.leases:
-                block.doomed = True
-            else:
-                actions += self._remove(block)
-        return actions
+    def unpin(self, parent: BlockKey) -> None:
+        left = self._children[parent] - 1
+        if left:
+            self._children[parent] = left
+        else:
+            del self._children[parent]
+            self._reconsider(parent)
 
     def evictable(self, key: BlockKey) -> bool:
-        """A leaf that nobody reads. A private block waits for its reader or its expiry instead."""
+        """A public leaf that nobody reads."""
         block = self._blocks.get(key)
-        return block is not None and block.leases == 0 and block.expires is None and not self._children.get(key)
+        return block is not None and block.leases == 0 and not block.private and key not in self._children
 
     def _reconsider(self, key: BlockKey) -> None:
         if self.evictable(key):
-            self.policy.add(key, self._blocks[key].last_used)
+            self._policy.add(key, self._blocks[key].last_used)
         else:
-            self.policy.discard(key)
+            self._policy.discard(key)
 
-    def _remove(self, block: Block) -> list[Action]:
-        del self._blocks[block.key]
-        self._private.pop(block.key, None)
-        self.policy.discard(block.key)
-        if block.parent is not None:
-            left = self._children[block.parent] - 1
-            if left:
-                self._children[block.parent] = left
-            else:
-                del self._children[block.parent]
-                self._reconsider(block.parent)
-        self.slots.give_back(block.slot)
-        actions: list[Action] = [SetEpoch(block.slot, self.slots.epoch(block.slot))]
-        if block.expires is None:
-            actions.append(Publish(BlockRemoved((block.key,), DRAM)))
-        return actions
+    def _free(self, block: Block) -> list[Action]:
+        self._slots.give_back(block.slot)
+        return [SetEpoch(block.slot, self._slots.epoch(block.slot))]
+
+    # --- for tests ----------------------------------------------------------------------------------------------------------
+
+    def check(self, pins_of_writers: dict[BlockKey, int]) -> None:
+        """Assert that the counters are what a recount gives."""
+        children = dict(pins_of_writers)
+        for block in self._blocks.values():
+            if block.parent is not None:
+                children[block.parent] = children.get(block.parent, 0) + 1
+        assert children == self._children
+        assert self._idle == sum(b.leases == 0 and not b.private for b in self._blocks.values())
+        assert self._private == {k: b for k, b in self._blocks.items() if b.private}

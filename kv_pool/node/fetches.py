@@ -1,34 +1,42 @@
-"""Blocks on their way from other nodes. Pure. One key is fetched once, however many wait for it."""
+"""Transfers from other nodes that are under way. Pure. One key is fetched once, however many acquires wait for it."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kv_pool.keys import BlockKey
-from kv_pool.node.messages import Action, Peer, StartFetch
-
-REMEMBERED_MAX = 65536
-"""Keys remembered as fetched from a peer, for the tier that a grant reports."""
+from kv_pool.node.clients import TicketId
+from kv_pool.node.messages import Miss, Peer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fetch:
+    """``waiters`` are the acquires that need it; it is called off when the last of them goes. ``stalled``: the peer waits for the
+    next key itself (keys come in order)."""
+
     id: int
     peer: Peer
     keys: tuple[BlockKey, ...]
     wait: bool
+    deadline: float
+    waiters: set[TicketId] = field(default_factory=set[TicketId])
+    stalled: bool = False
+
+    def settles(self, miss: Miss, *, wait: bool, deadline: float) -> bool:
+        """Whether an acquire that waited for this fetch would get no more from the same peer by asking itself."""
+        match miss:
+            case Miss.NOT_FOUND:
+                return self.wait or not wait
+            case Miss.LATE:
+                return deadline <= self.deadline
+            case _:
+                return True
 
 
 class Fetches:
-    """``window`` bounds the blocks of one fetch, and with it what one asker can have on the way (the credit window)."""
-
-    def __init__(self, window: int) -> None:
-        self._window = window
+    def __init__(self) -> None:
         self._fetches: dict[int, Fetch] = {}
-        self._by_key: dict[BlockKey, int] = {}
-        self._remote: OrderedDict[BlockKey, None] = OrderedDict()
+        self._by_key: dict[BlockKey, Fetch] = {}
         self._next = 0
 
     def __len__(self) -> int:
@@ -37,32 +45,18 @@ class Fetches:
     def get(self, fetch: int) -> Fetch | None:
         return self._fetches.get(fetch)
 
-    def fetching(self, key: BlockKey) -> bool:
-        return key in self._by_key
+    def of_key(self, key: BlockKey) -> Fetch | None:
+        return self._by_key.get(key)
 
-    def of_peer(self, peer: Peer) -> list[Fetch]:
-        return [fetch for fetch in self._fetches.values() if fetch.peer == peer]
-
-    def came_from_peer(self, key: BlockKey) -> bool:
-        return key in self._remote
-
-    def start(self, peer: Peer, missing: Sequence[BlockKey], wait: bool, timeout_s: float) -> list[Action]:
-        """Fetch the first keys of ``missing`` (the first one is not under way)."""
-        keys: list[BlockKey] = []
-        for key in missing[: self._window]:
-            if key in self._by_key:
-                break
-            keys.append(key)
+    def start(self, peer: Peer, keys: tuple[BlockKey, ...], *, wait: bool, deadline: float) -> Fetch:
+        """None of ``keys`` may be under way."""
         self._next += 1
-        fetch = Fetch(self._next, peer, tuple(keys), wait)
+        fetch = Fetch(self._next, peer, keys, wait, deadline)
         self._fetches[fetch.id] = fetch
         for key in keys:
-            self._by_key[key] = fetch.id
-            self._remote[key] = None
-            self._remote.move_to_end(key)
-        while len(self._remote) > REMEMBERED_MAX:
-            self._remote.popitem(last=False)
-        return [StartFetch(fetch.id, peer, fetch.keys, wait, timeout_s)]
+            assert key not in self._by_key
+            self._by_key[key] = fetch
+        return fetch
 
     def end(self, fetch: int) -> Fetch | None:
         ended = self._fetches.pop(fetch, None)
@@ -70,3 +64,8 @@ class Fetches:
             for key in ended.keys:
                 del self._by_key[key]
         return ended
+
+    def memberships(self) -> set[tuple[int, TicketId]]:
+        """(fetch, acquire) for each that waits; every fetch has at least one. For tests."""
+        assert all(fetch.waiters for fetch in self._fetches.values())
+        return {(fetch.id, waiter) for fetch in self._fetches.values() for waiter in fetch.waiters}

@@ -1,12 +1,12 @@
-"""What clients (workers, and other nodes) ask of a node, already checked; and what the node's state wants done about it."""
+"""What clients (workers, and other nodes) ask of a node, and what it answers. Checked by ``transport/codec.py`` before it gets
+here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import NamedTuple
 
-from kv_pool.events.types import BlockEvent
 from kv_pool.keys import BlockKey
 
 
@@ -18,6 +18,20 @@ class Miss(StrEnum):
     REFUSED = "refused"
     CORRUPT = "corrupt"
     LOST = "lost"
+
+
+class ErrorCode(StrEnum):
+    """Why a request was not carried out. All but the last two mean that the client must say hello again."""
+
+    MALFORMED = "malformed"
+    STALE_INCARNATION = "stale_incarnation"
+    UNKNOWN_CLIENT = "unknown_client"
+    TOO_MANY_CLIENTS = "too_many_clients"
+    REPLAYED = "replayed"
+    NOT_RESERVED = "not_reserved"
+    """A commit or abandon of a slot that is not this client's (any more): the block is simply not there."""
+    BAD_COMMIT = "bad_commit"
+    """A commit whose length or token count cannot be; the slot was taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +56,20 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Slots to write ``keys`` into, all or none; waits for room until ``timeout_s``."""
+    """Slots to write ``keys`` into, all or none; waits for room up to ``timeout_s``. The keys follow each other in one chain, the
+    first one follows ``parent`` (None: unknown); while they are written, what they follow is not evicted."""
 
     ticket: int
     keys: tuple[BlockKey, ...]
+    parent: BlockKey | None
     timeout_s: float
     private: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The slot now holds ``length`` bytes with this checksum: make ``key`` visible. ``tokens`` may be fewer than a block's (a
-    tail)."""
+    """The slot now holds ``length`` bytes with this checksum (XXH3-64): make ``key`` visible. A tail has fewer ``tokens`` than a
+    block."""
 
     slot: int
     key: BlockKey
@@ -71,16 +87,25 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """Lease the longest prefix of ``keys``, from here or from ``source``; with ``wait`` also what is not committed yet.
-    ``payload``: the
-    asker is another node, the bytes travel with the grant."""
+    """Lease the longest prefix of ``keys``, from here or from ``source``; with ``wait`` also what is not committed yet."""
 
     ticket: int
     keys: tuple[BlockKey, ...]
     wait: bool
     timeout_s: float
-    source: Peer | None = None
-    payload: bool = False
+    source: Peer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """An acquire of another node: the bytes travel with each grant. At most ``credits`` blocks are on the way to one client at a
+    time; a :class:`Release` returns a credit."""
+
+    ticket: int
+    keys: tuple[BlockKey, ...]
+    wait: bool
+    timeout_s: float
+    credits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +121,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Keepalive:
-    pass
+    """Renews all leases and reservations of the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,61 +129,105 @@ class Goodbye:
     pass
 
 
-Request = Hello | Reserve | Commit | Abandon | Acquire | Cancel | Release | Keepalive | Goodbye
+Request = Hello | Reserve | Commit | Abandon | Acquire | Pull | Cancel | Release | Keepalive | Goodbye
 
 
-# --- actions -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """One message to a client."""
-
-    client: str
-    message: dict[str, Any]
+# --- questions of those who are no clients -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class SendBlock:
-    """A message with the slot's first ``length`` bytes behind it; the lease ends when they have left."""
+class AskSnapshot:
+    """Which public blocks are there?"""
 
-    client: str
-    message: dict[str, Any]
-    slot: int
-    length: int
+
+@dataclass(frozen=True, slots=True)
+class AskEvents:
+    """The event batches from ``first`` on, once more."""
+
+    first: int
+
+
+Question = AskSnapshot | AskEvents
+
+
+# --- answers -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """``pid`` and ``fd`` say where to map the arena."""
+
+    node_id: str
+    pid: int
+    fd: int
+    slots: int
+    slot_bytes: int
+    client_dead_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsReserved:
+    """Per key its slot, or None where the pool has the block or another writer brings it."""
+
+    ticket: int
+    slots: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveDenied:
+    ticket: int
+    reason: str
+
+
+class Grant(NamedTuple):
+    """One leased block: where it lies and what its bytes must be. ``remote``: it came from another node for this acquire."""
+
+    key: BlockKey
+    parent: BlockKey | None
     lease: int
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """A KV event for the scheduler's index."""
-
-    event: BlockEvent
-
-
-@dataclass(frozen=True, slots=True)
-class StartFetch:
-    """Ask ``peer`` for ``keys``; answer with ``fetched`` for each block and ``fetch_ended``."""
-
-    fetch: int
-    peer: Peer
-    keys: tuple[BlockKey, ...]
-    wait: bool
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class CancelFetch:
-    fetch: int
-    peer: Peer
-
-
-@dataclass(frozen=True, slots=True)
-class SetEpoch:
-    """The slot has another owner from now on."""
-
     slot: int
     epoch: int
+    tokens: int
+    length: int
+    checksum: int
+    meta: bytes
+    private: bool
+    remote: bool
 
 
-Action = Send | SendBlock | Publish | StartFetch | CancelFetch | SetEpoch
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Blocks ``position``, ``position + 1`` ... of an acquire. The answer to a :class:`Pull` has one, its bytes follow."""
+
+    ticket: int
+    position: int
+    grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """The pull waits for its next key, which nobody has committed yet."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Last answer to an acquire or pull: its first ``available`` keys were granted; ``miss`` says why not all."""
+
+    ticket: int
+    available: int
+    miss: Miss | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    code: ErrorCode
+
+
+Answer = Welcome | Alive | SlotsReserved | ReserveDenied | Granted | Stalled | Ended | Refusal

@@ -1,14 +1,13 @@
 """Where each slot of the arena is in its life. Pure.
 
-============  =====================================  =============================================
-state         meaning                                leaves it by
-============  =====================================  =============================================
-free          nobody's                               ``take``
-reserved      one client writes                      ``commit``, ``give_back``, ``quarantine``
-committed     holds a block                          ``give_back`` (evicted, consumed, expired)
-quarantined   its writer is silent but not dead:     ``give_back`` (dead at last, or it spoke)
-              it may still write
-============  =====================================  =============================================
+============  ====================================================  ===============================================
+state         meaning                                               leaves it by
+============  ====================================================  ===============================================
+free          nobody's                                              ``take``
+reserved      one writer has it, no reader knows of it              ``commit``, ``give_back``, ``quarantine``
+committed     holds a block                                         ``give_back`` (evicted, consumed, expired)
+quarantined   its writer fell silent: it may still wake and write   ``give_back`` (its process is gone, or it spoke)
+============  ====================================================  ===============================================
 """
 
 from __future__ import annotations
@@ -23,21 +22,25 @@ class SlotState(Enum):
     QUARANTINED = 3
 
 
-ALLOWED = {
-    (SlotState.FREE, SlotState.RESERVED),
-    (SlotState.RESERVED, SlotState.COMMITTED),
-    (SlotState.RESERVED, SlotState.FREE),
-    (SlotState.RESERVED, SlotState.QUARANTINED),
-    (SlotState.COMMITTED, SlotState.FREE),
-    (SlotState.QUARANTINED, SlotState.FREE),
-}
+ALLOWED = frozenset(
+    {
+        (SlotState.FREE, SlotState.RESERVED),
+        (SlotState.RESERVED, SlotState.COMMITTED),
+        (SlotState.RESERVED, SlotState.FREE),
+        (SlotState.RESERVED, SlotState.QUARANTINED),
+        (SlotState.COMMITTED, SlotState.FREE),
+        (SlotState.QUARANTINED, SlotState.FREE),
+    }
+)
 
 
 class InvalidSlotTransition(Exception):  # noqa: N818 - a bug of ours, not an error of the world
-    pass
+    """Raised before anything has changed."""
 
 
 class Slots:
+    """``count`` slots, all free. A slot's epoch changes with each change of owner."""
+
     def __init__(self, count: int) -> None:
         self.count = count
         self._state = [SlotState.FREE] * count
@@ -56,9 +59,10 @@ class Slots:
         return self._epoch[slot]
 
     def take(self) -> int:
-        """A free slot, reserved from now on, with a new epoch."""
-        slot = self._free.pop()
+        """A free slot, reserved from now on, with a new epoch. There must be one."""
+        slot = self._free[-1]
         self._move(slot, SlotState.RESERVED)
+        self._free.pop()
         self._epoch[slot] += 1
         return slot
 

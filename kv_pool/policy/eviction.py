@@ -1,5 +1,4 @@
-"""What the node asks of an eviction policy. The node decides what *may* go (leaves, unleased); the policy decides what goes
-first."""
+"""What the node asks of an eviction policy. The node decides what *may* go (unleased leaves), the policy what goes first."""
 
 from __future__ import annotations
 
@@ -9,14 +8,14 @@ from kv_pool.keys import BlockKey
 
 
 class EvictionPolicy(Protocol):
-    """Owns no block and no clock."""
+    """Owns no block and no clock. Every method must cost O(log n) or less, amortised."""
 
     def add(self, key: BlockKey, last_used: float) -> None:
-        """``key`` may be evicted from now on."""
+        """``key`` may be evicted from now on; called again when ``last_used`` changes."""
         ...
 
     def discard(self, key: BlockKey) -> None:
-        """``key`` may not be evicted any more (leased, has a child, gone). Unknown keys are ignored."""
+        """``key`` may not be evicted any more (leased, followed, gone). Unknown keys are ignored."""
         ...
 
     def pop(self) -> BlockKey | None:

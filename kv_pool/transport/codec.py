@@ -1,179 +1,237 @@
-"""Messages between a node and its clients: msgpack maps, checked field by field before anything is done about them.
+"""Messages between a node and its clients: msgpack maps ``{"op": ..., "inc": the node's incarnation, field: value, ...}``.
 
-Client to node: one frame ``{"op": ..., "inc": the node's incarnation, ...}``. Node to client: one frame, or two where a
-block's bytes
-follow. Whatever does not fit the tables here is a :class:`MalformedMessageError`; nothing is allocated on its word.
+One table says what each message is made of, and both directions are checked against it, field by field, before anything is done
+about them. Whatever does not fit is a :class:`MalformedMessageError`; nothing is allocated on its word. A block's bytes follow as
+a second frame, raw.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, cast
 
 import msgpack
 
-from kv_pool.keys import KEY_BYTES, BlockKey
-from kv_pool.node.messages import (
-    Abandon,
-    Acquire,
-    Cancel,
-    Commit,
-    Goodbye,
-    Hello,
-    Keepalive,
-    Peer,
-    Release,
-    Request,
-    Reserve,
-)
+from kv_pool.keys import KEY_BYTES
+from kv_pool.node import messages as m
 
 KEYS_MAX: Final = 8192
+GRANTS_MAX: Final = 64
 META_BYTES_MAX: Final = 4096
 NAME_CHARS_MAX: Final = 256
 HEADER_BYTES_MAX: Final = 512 * 1024
 TIMEOUT_S_MAX: Final = 24 * 3600.0
+TOKENS_MAX: Final = 2**20
+SIZE_MAX: Final = 2**40
+INTEGER_MAX: Final = 2**63 - 1
+ENDPOINT = re.compile(r"tcp://[A-Za-z0-9_.\-\[\]:]{1,253}:[0-9]{1,5}")
+
+Message = m.Request | m.Question | m.Answer
 
 
 class MalformedMessageError(ValueError):
     """Not a message of this protocol. The text names the field, never its content."""
 
 
-def encode(message: dict[str, Any]) -> bytes:
-    return msgpack.packb(message)
+@dataclass(frozen=True, slots=True)
+class Field:
+    """``read`` returns the checked value or raises ValueError saying what is needed; ``pack`` is its inverse."""
+
+    read: Callable[[Any], Any]
+    pack: Callable[[Any], Any] | None = None
 
 
-def decode_map(frame: bytes | memoryview) -> dict[str, Any]:
-    """One map with string keys and an ``op``."""
+def _field(ok: Callable[[Any], bool], what: str, convert: Callable[[Any], Any] | None = None) -> Field:
+    """A field whose value must be ``ok``; ``what`` says what is needed instead."""
+
+    def read(value: Any) -> Any:
+        if not ok(value):
+            raise ValueError(what)
+        return value if convert is None else convert(value)
+
+    return Field(read)
+
+
+def _integer(high: int = INTEGER_MAX) -> Field:
+    return _field(lambda value: type(value) is int and 0 <= value <= high, f"an integer of 0 .. {high} is needed")
+
+
+def _is_key(value: Any) -> bool:
+    return type(value) is bytes and len(value) == KEY_BYTES
+
+
+def _are_keys(value: Any) -> bool:
+    return type(value) is list and 1 <= len(value) <= KEYS_MAX and all(map(_is_key, value)) and len(set(value)) == len(value)
+
+
+def _is_peer(value: Any) -> bool:
+    match value:
+        case [str(node_id), str(endpoint)]:
+            return len(node_id) <= NAME_CHARS_MAX and ENDPOINT.fullmatch(endpoint) is not None
+        case _:
+            return False
+
+
+def _are_slots(value: Any) -> bool:
+    return (
+        type(value) is list
+        and len(value) <= KEYS_MAX
+        and all(slot is None or (type(slot) is int and 0 <= slot <= SIZE_MAX) for slot in value)
+    )
+
+
+def _are_grants(value: Any) -> bool:
+    return type(value) is list and 1 <= len(value) <= GRANTS_MAX and all(map(_is_grant, value))
+
+
+def _is_grant(row: Any) -> bool:
+    """In one expression, because a long chain has many of them."""
+    if type(row) is not list or len(row) != len(m.Grant._fields):
+        return False
+    key, parent, lease, slot, epoch, tokens, length, checksum, meta, private, remote = row
+    return (
+        _is_key(key)
+        and (parent is None or _is_key(parent))
+        and type(lease) is type(slot) is type(epoch) is type(tokens) is type(length) is type(checksum) is int
+        and 0 <= lease <= INTEGER_MAX
+        and 0 <= slot <= SIZE_MAX
+        and epoch >= 0
+        and 0 <= tokens <= TOKENS_MAX
+        and 0 <= length <= SIZE_MAX
+        and checksum >= 0
+        and type(meta) is bytes
+        and len(meta) <= META_BYTES_MAX
+        and type(private) is type(remote) is bool
+    )
+
+
+def _one_of(kind: type[StrEnum]) -> Field:
+    by_value = {member.value: member for member in kind}
+    field = _field(lambda value: type(value) is str and value in by_value, f"a {kind.__name__} is needed", by_value.__getitem__)
+    return Field(field.read, lambda member: member.value)
+
+
+def _optional(field: Field) -> Field:
+    inner_read, inner_pack = field.read, field.pack
+
+    def read(value: Any) -> Any:
+        return None if value is None else inner_read(value)
+
+    return Field(read, None if inner_pack is None else lambda value: None if value is None else inner_pack(value))
+
+
+INTEGER: Final = _integer()
+SIZE: Final = _integer(SIZE_MAX)
+U64: Final = _integer(2**64 - 1)
+TOKENS: Final = _integer(TOKENS_MAX)
+FLAG: Final = _field(lambda value: type(value) is bool, "true or false is needed")
+SECONDS: Final = _field(
+    lambda value: type(value) in (int, float) and 0 <= value <= TIMEOUT_S_MAX,
+    f"seconds of 0 .. {TIMEOUT_S_MAX:g} are needed",
+    float,
+)
+TEXT: Final = _field(
+    lambda value: type(value) is str and len(value) <= NAME_CHARS_MAX, f"text of at most {NAME_CHARS_MAX} characters is needed"
+)
+KEY: Final = _field(_is_key, f"a key of {KEY_BYTES} bytes is needed")
+PARENT: Final = _optional(KEY)
+KEYS: Final = _field(_are_keys, f"1 .. {KEYS_MAX} keys that differ are needed", tuple)
+META: Final = _field(
+    lambda value: type(value) is bytes and len(value) <= META_BYTES_MAX, f"at most {META_BYTES_MAX} bytes are needed"
+)
+PEER: Final = _optional(
+    Field(_field(_is_peer, "[node id, tcp://host:port] is needed", lambda v: m.Peer(*v)).read, lambda p: [p.node_id, p.endpoint])
+)
+SLOTS: Final = _field(_are_slots, "a list of slots is needed", tuple)
+MISS: Final = _optional(_one_of(m.Miss))
+CODE: Final = _one_of(m.ErrorCode)
+
+GRANTS: Final = Field(
+    _field(_are_grants, f"1 .. {GRANTS_MAX} grants are needed", lambda rows: tuple(map(m.Grant._make, rows))).read,
+    lambda grants: list(map(list, grants)),
+)
+ASK: Final = {"ticket": INTEGER, "keys": KEYS, "wait": FLAG, "timeout_s": SECONDS}
+
+TABLE: Final[dict[str, tuple[type[Any], dict[str, Field]]]] = {
+    # requests
+    "hello": (m.Hello, {"pid": INTEGER, "started": INTEGER}),
+    "reserve": (m.Reserve, {"ticket": INTEGER, "keys": KEYS, "parent": PARENT, "timeout_s": SECONDS, "private": FLAG}),
+    "commit": (
+        m.Commit,
+        {"slot": SIZE, "key": KEY, "parent": PARENT, "tokens": TOKENS, "length": SIZE, "checksum": U64, "meta": META},
+    ),
+    "abandon": (m.Abandon, {"slot": SIZE}),
+    "acquire": (m.Acquire, ASK | {"source": PEER}),
+    "pull": (m.Pull, ASK | {"credits": _integer(256)}),
+    "cancel": (m.Cancel, {"ticket": INTEGER}),
+    "release": (m.Release, {"lease": INTEGER, "consume": FLAG}),
+    "keepalive": (m.Keepalive, {}),
+    "goodbye": (m.Goodbye, {}),
+    # questions
+    "snapshot": (m.AskSnapshot, {}),
+    "events": (m.AskEvents, {"first": INTEGER}),
+    # answers
+    "welcome": (
+        m.Welcome,
+        {"node_id": TEXT, "pid": INTEGER, "fd": INTEGER, "slots": SIZE, "slot_bytes": SIZE, "client_dead_s": SECONDS},
+    ),
+    "alive": (m.Alive, {}),
+    "reserved": (m.SlotsReserved, {"ticket": INTEGER, "slots": SLOTS}),
+    "denied": (m.ReserveDenied, {"ticket": INTEGER, "reason": TEXT}),
+    "granted": (m.Granted, {"ticket": INTEGER, "position": INTEGER, "grants": GRANTS}),
+    "stalled": (m.Stalled, {"ticket": INTEGER}),
+    "ended": (m.Ended, {"ticket": INTEGER, "available": INTEGER, "miss": MISS}),
+    "error": (m.Refusal, {"code": CODE}),
+}
+OPS: Final[dict[type[Any], str]] = {kind: op for op, (kind, _) in TABLE.items()}
+REQUESTS: Final = frozenset(
+    {"hello", "reserve", "commit", "abandon", "acquire", "pull", "cancel", "release", "keepalive", "goodbye"}
+)
+QUESTIONS: Final = frozenset({"snapshot", "events"})
+ANSWERS: Final = frozenset(TABLE) - REQUESTS - QUESTIONS
+
+
+def encode(message: Message, incarnation: str) -> bytes:
+    """The frame that :func:`decode` reads back."""
+    op = OPS[type(message)]
+    fields: dict[str, Any] = {"op": op, "inc": incarnation}
+    for name, field in TABLE[op][1].items():
+        value = getattr(message, name)
+        fields[name] = value if field.pack is None else field.pack(value)
+    return cast(bytes, msgpack.packb(fields))
+
+
+def decode(frame: bytes | memoryview, ops: frozenset[str]) -> tuple[Message, str]:
+    """The message in ``frame``, one of ``ops``, and the incarnation it names."""
+    fields = unpack_map(frame)
+    op, incarnation = fields.pop("op", None), fields.pop("inc", None)
+    if not isinstance(op, str) or op not in ops:
+        raise MalformedMessageError("op: unknown")
+    if not isinstance(incarnation, str) or len(incarnation) > NAME_CHARS_MAX:
+        raise MalformedMessageError("inc: text is needed")
+    kind, table = TABLE[op]
+    if fields.keys() != table.keys():
+        raise MalformedMessageError(f"{op}: exactly its own fields are needed")
+    values: list[Any] = []
+    for name, field in table.items():
+        try:
+            values.append(field.read(fields[name]))
+        except ValueError as error:
+            raise MalformedMessageError(f"{op}.{name}: {error}") from None
+    return kind(*values), incarnation
+
+
+def unpack_map(frame: bytes | memoryview) -> dict[Any, Any]:
+    """The msgpack map in ``frame``, its values unchecked."""
     if len(frame) > HEADER_BYTES_MAX:
         raise MalformedMessageError(f"a message of {len(frame)} bytes is over the limit of {HEADER_BYTES_MAX}")
     try:
-        message = msgpack.unpackb(frame)
+        message = msgpack.unpackb(frame)  # its own limits follow from the frame's length
     except Exception as error:
-        raise MalformedMessageError(f"not msgpack ({type(error).__name__})") from error
-    if not isinstance(message, dict) or not isinstance(message.get("op"), str):
-        raise MalformedMessageError("op: missing")
+        raise MalformedMessageError(f"not msgpack ({type(error).__name__})") from None
+    if not isinstance(message, dict):
+        raise MalformedMessageError("a map is needed")
     return message
-
-
-def decode_request(message: dict[str, Any]) -> Request:
-    """The request that a decoded map stands for."""
-    read = REQUESTS.get(message["op"])
-    if read is None:
-        raise MalformedMessageError("op: unknown")
-    return read(message)
-
-
-def _int(message: dict[str, Any], name: str, low: int = 0, high: int = 2**63 - 1) -> int:
-    value = message.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise MalformedMessageError(f"{name}: an integer of {low} .. {high} is needed")
-    return value
-
-
-def _bool(message: dict[str, Any], name: str) -> bool:
-    value = message.get(name)
-    if not isinstance(value, bool):
-        raise MalformedMessageError(f"{name}: true or false is needed")
-    return value
-
-
-def _seconds(message: dict[str, Any], name: str) -> float:
-    value = message.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= TIMEOUT_S_MAX:
-        raise MalformedMessageError(f"{name}: seconds of 0 .. {TIMEOUT_S_MAX:g} are needed")
-    return float(value)
-
-
-def _key(value: object, name: str) -> BlockKey:
-    if not isinstance(value, bytes) or len(value) != KEY_BYTES:
-        raise MalformedMessageError(f"{name}: a key of {KEY_BYTES} bytes is needed")
-    return BlockKey(value)
-
-
-def _keys(message: dict[str, Any]) -> tuple[BlockKey, ...]:
-    value = message.get("keys")
-    if not isinstance(value, list) or not 1 <= len(value) <= KEYS_MAX:
-        raise MalformedMessageError(f"keys: 1 .. {KEYS_MAX} keys are needed")
-    keys = tuple(_key(item, "keys") for item in value)
-    if len(set(keys)) != len(keys):
-        raise MalformedMessageError("keys: twice the same key")
-    return keys
-
-
-def _bytes(message: dict[str, Any], name: str, most: int) -> bytes:
-    value = message.get(name)
-    if not isinstance(value, bytes) or len(value) > most:
-        raise MalformedMessageError(f"{name}: at most {most} bytes are needed")
-    return value
-
-
-def _source(message: dict[str, Any]) -> Peer | None:
-    value = message.get("source")
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(v, str) and len(v) <= NAME_CHARS_MAX for v in value):
-        raise MalformedMessageError("source: [node id, endpoint] is needed")
-    return Peer(*value)
-
-
-def _acquire(message: dict[str, Any], *, payload: bool) -> Acquire:
-    return Acquire(
-        _int(message, "ticket"),
-        _keys(message),
-        _bool(message, "wait"),
-        _seconds(message, "timeout_s"),
-        None if payload else _source(message),
-        payload,
-    )
-
-
-def _commit(message: dict[str, Any]) -> Commit:
-    parent = message.get("parent")
-    return Commit(
-        _int(message, "slot"),
-        _key(message.get("key"), "key"),
-        None if parent is None else _key(parent, "parent"),
-        _int(message, "tokens"),
-        _int(message, "length"),
-        _int(message, "checksum", 0, 2**64 - 1),
-        _bytes(message, "meta", META_BYTES_MAX),
-    )
-
-
-REQUESTS: Final[dict[str, Callable[[dict[str, Any]], Request]]] = {
-    "hello": lambda m: Hello(_int(m, "pid"), _int(m, "started")),
-    "reserve": lambda m: Reserve(_int(m, "ticket"), _keys(m), _seconds(m, "timeout_s"), _bool(m, "private")),
-    "commit": _commit,
-    "abandon": lambda m: Abandon(_int(m, "slot")),
-    "acquire": lambda m: _acquire(m, payload=False),
-    "fetch": lambda m: _acquire(m, payload=True),
-    "cancel": lambda m: Cancel(_int(m, "ticket")),
-    "release": lambda m: Release(_int(m, "lease"), _bool(m, "consume")),
-    "keepalive": lambda _: Keepalive(),
-    "goodbye": lambda _: Goodbye(),
-}
-
-
-def to_wire(request: Request, incarnation: str) -> bytes:
-    """The frame that :func:`decode_request` reads back."""
-    op = OPS[type(request)]
-    if isinstance(request, Acquire) and request.payload:
-        op = "fetch"
-    fields: dict[str, Any] = {name: getattr(request, name) for name in request.__dataclass_fields__}
-    fields.pop("payload", None)
-    if isinstance(request, Acquire):
-        fields["source"] = None if request.source is None else [request.source.node_id, request.source.endpoint]
-    return encode({"op": op, "inc": incarnation} | fields)
-
-
-OPS: Final[dict[type, str]] = {
-    Hello: "hello",
-    Reserve: "reserve",
-    Commit: "commit",
-    Abandon: "abandon",
-    Acquire: "acquire",
-    Cancel: "cancel",
-    Release: "release",
-    Keepalive: "keepalive",
-    Goodbye: "goodbye",
-}

@@ -1,4 +1,4 @@
-"""zmq sockets as this project uses them: bounded queues, no lingering, loopback unless told otherwise, ports that Ray leaves
+"""zmq sockets as this floor uses them: bounded queues, no lingering, loopback unless told otherwise, ports that Ray leaves
 alone."""
 
 from __future__ import annotations
@@ -9,18 +9,31 @@ import zmq
 
 PORT_MIN: Final = 20000
 PORT_MAX: Final = 30000
+"""Ports of PORT_MIN .. PORT_MAX - 1 are bound."""
 BIND_TRIES: Final = 100
 MESSAGES_WAITING_MAX: Final = 4096
 CONTROL_BYTES_MAX: Final = 1024 * 1024
+RECONNECT_MS: Final = 100
+RECONNECT_MS_MAX: Final = 2000
+HANDSHAKE_MS_MAX: Final = 5000
 
 
-def make_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, *, bytes_max: int = CONTROL_BYTES_MAX) -> zmq.Socket[bytes]:
-    """A socket that drops its queue when closed and refuses frames over ``bytes_max``."""
+def make_socket(
+    context: zmq.Context[zmq.Socket[bytes]],
+    kind: int,
+    *,
+    bytes_max: int = CONTROL_BYTES_MAX,
+    waiting_max: int = MESSAGES_WAITING_MAX,
+) -> zmq.Socket[bytes]:
+    """A socket that drops its queue when closed, and drops a peer that sends a frame over ``bytes_max``."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, MESSAGES_WAITING_MAX)
-    socket.setsockopt(zmq.RCVHWM, MESSAGES_WAITING_MAX)
+    socket.setsockopt(zmq.SNDHWM, waiting_max)
+    socket.setsockopt(zmq.RCVHWM, waiting_max)
     socket.setsockopt(zmq.MAXMSGSIZE, bytes_max)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS_MAX)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
     return socket
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,15 +27,20 @@ def start_cluster(config: Any, *, progress: Callable[[str], None]) -> FakeCluste
     progress("ray: starting")
     if os.environ.get("FAKE_START_ERROR"):
         raise cluster.launch.LaunchError(os.environ["FAKE_START_ERROR"])
+    take_sigterm_as_ray_does()
+    progress("workers: loading the model")
     print("starting", flush=True)
     try:
         time.sleep(float(os.environ.get("FAKE_START_S", "0")))
     except BaseException:
         print("cleaned", flush=True)
         raise
-    # As Ray does when it starts: it takes SIGTERM for itself.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+    take_sigterm_as_ray_does()
     return FakeCluster()
+
+
+def take_sigterm_as_ray_does() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os.abort())
 
 
 cluster.launch.start_cluster = start_cluster  # type: ignore[assignment]

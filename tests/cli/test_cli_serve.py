@@ -97,10 +97,11 @@ def test_a_stop_that_hangs_ends_at_its_deadline(run: Run) -> None:
     assert (status, out) == (130, "stopping\n")
 
 
-def test_a_signal_while_it_starts_cleans_up(run: Run) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_starts_cleans_up(run: Run, number: int) -> None:
     command = run("serve", FAKE_START_S="60")
     command.read_until("starting")
-    command.signal(signal.SIGINT)
+    command.signal(number)
     status, out, err = command.end()
     assert (status, out) == (130, "cleaned\n")
     assert "stopped before it was ready" in err

@@ -1,4 +1,4 @@
-"""Parts for pool tests: a node state driven by hand, and real nodes in processes of their own."""
+"""Parts for tests with real nodes: each in a process of its own, to be killed or frozen; and workers that talk to them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ from kv_pool.service import PoolNode
 from kv_pool.settings import PoolSettings
 
 SLOT_BYTES = 64 * 1024
+BLOCK_TOKENS = 16
 CONNECT_S = 10.0
+SPAWN = multiprocessing.get_context("spawn")
 
 
 def key(i: int) -> BlockKey:
     return BlockKey(i.to_bytes(16))
+
+
+def chain(count: int, first: int = 1) -> list[BlockKey]:
+    return [key(first + i) for i in range(count)]
 
 
 def content(k: BlockKey, length: int = SLOT_BYTES) -> bytes:
@@ -35,49 +41,55 @@ class Source:
     endpoint: str
 
 
-class NodeProcess:
-    """A pool node in a process of its own, to be killed or frozen."""
+class Child:
+    """A process that answers over a pipe until it is killed."""
 
-    def __init__(self, node_id: str = "node-a", **settings: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        self._pipe = ours
-        self._process: BaseProcess = context.Process(target=_serve, args=(theirs, node_id, settings), daemon=True)
-        self._process.start()
+    def __init__(self, target: Callable[..., None], *args: Any) -> None:
+        self.pipe, theirs = SPAWN.Pipe()
+        self.process: BaseProcess = SPAWN.Process(target=target, args=(theirs, *args), daemon=True)
+        self.process.start()
         theirs.close()
-        assert ours.poll(60), "the node did not start"
-        self.endpoint, self.events_endpoint, self.incarnation = ours.recv()
-        self.node_id = node_id
-        self.source = Source(node_id, self.endpoint)
 
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def stats(self) -> dict[str, Any]:
-        self._pipe.send("stats")
-        assert self._pipe.poll(10), "the node does not answer"
-        return self._pipe.recv()
+    def hear(self, within_s: float = 30.0) -> Any:
+        assert self.pipe.poll(within_s), "the process does not answer"
+        return self.pipe.recv()
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
-
-    def client(self, name: str = "worker") -> PoolClient:
-        client = PoolClient(self.endpoint, client_id=name, block_bytes=SLOT_BYTES)
-        client.connect(CONNECT_S)
-        return client
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
 
     def close(self) -> None:
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join(10)
-        self._process.close()
-        self._pipe.close()
+        self.process.kill()
+        self.process.join(10)
+        self.process.close()
+        self.pipe.close()
 
 
-def _serve(pipe: Any, node_id: str, settings: dict[str, Any]) -> None:
-    node = PoolNode(node_id=node_id, slot_bytes=SLOT_BYTES, settings=PoolSettings(**settings), block_tokens=16)
+class NodeProcess(Child):
+    """A pool node in a process of its own."""
+
+    def __init__(self, node_id: str = "node-a", *, slot_bytes: int = SLOT_BYTES, **settings: Any) -> None:
+        super().__init__(_serve, node_id, slot_bytes, {"client_dead_s": 1.0, "dram": str(16 * slot_bytes)} | settings)
+        self.endpoint, self.events_endpoint, self.incarnation = self.hear()
+        self.slot_bytes = slot_bytes
+        self.source = Source(node_id, self.endpoint)
+
+    def stats(self) -> dict[str, Any]:
+        self.pipe.send("stats")
+        return self.hear()
+
+    def client(self, name: str = "worker") -> PoolClient:
+        return connect(self.endpoint, name, self.slot_bytes)
+
+
+def connect(endpoint: str, name: str = "worker", block_bytes: int = SLOT_BYTES) -> PoolClient:
+    client = PoolClient(endpoint, client_id=name, block_bytes=block_bytes)
+    client.connect(CONNECT_S)
+    return client
+
+
+def _serve(pipe: Any, node_id: str, slot_bytes: int, settings: dict[str, Any]) -> None:
+    node = PoolNode(node_id=node_id, slot_bytes=slot_bytes, settings=PoolSettings(**settings), block_tokens=BLOCK_TOKENS)
     node.start()
     pipe.send((node.endpoint, node.events_endpoint, node.incarnation))
     while True:
@@ -126,8 +138,8 @@ def put(
     """Write a chain of blocks whose bytes follow from their keys."""
     for slot in reserve(client, keys, private=private):
         if slot is not None:
-            slot.buffer[:] = content(slot.key)
-            client.commit(slot, tokens=16, parent=parent, meta=meta)
+            slot.buffer[:] = content(slot.key, len(slot.buffer))
+            client.commit(slot, tokens=BLOCK_TOKENS, parent=parent, meta=meta)
         parent = slot.key if slot is not None else parent
 
 

@@ -68,6 +68,7 @@ class PoolNodeActor:
                 "slots_free": stats["slots_free"],
                 "slot_bytes": stats["slot_bytes"],
                 "sequence": stats["events_sequence"],
+                "pulls": [list(pulled) for pulled in node.take_pulls()],
             },
         }
 

@@ -14,9 +14,10 @@ link breaks, falls silent or talks nonsense.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import xxhash
 import zmq
@@ -47,8 +48,24 @@ from kv_pool.transport.sockets import CONTROL_BYTES_MAX, make_socket
 PEERS_MAX: Final = 256
 KEEPALIVE_PERIOD_S: Final = 1.0
 IDLE_CLOSE_S: Final = 30.0
+PULLS_KEPT_MAX: Final = 64
 CONTROL_MESSAGES_WAITING_MAX: Final = 64
 """Answers without a block that may wait in a link's queue, beside the blocks that the credits allow."""
+
+
+class Pulled(NamedTuple):
+    """How long a peer took to send what it had: a figure for the speed of the link."""
+
+    node_id: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    fetch: StartFetch
+    at: float
+    bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +78,7 @@ class _Link:
     next_keepalive: float
     incarnation: str = ""
     """Empty until the peer has said welcome."""
-    fetches: dict[int, StartFetch] = field(default_factory=dict)
+    fetches: dict[int, _Asked] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +116,8 @@ class PeerLinks:
         self._dead_after_s = dead_after_s
         self._links: dict[str, _Link] = {}
         self._ended: list[FetchEnded] = []
+        self.pulls: deque[Pulled] = deque(maxlen=PULLS_KEPT_MAX)
+        """Of the latest fetches that did not wait for anything but the link. Another thread may take them."""
 
     def sockets(self) -> list[zmq.Socket[bytes]]:
         """To be polled for input."""
@@ -117,7 +136,7 @@ class PeerLinks:
         if link is None:
             self._ended.append(FetchEnded(fetch.fetch, Miss.REFUSED))
             return
-        link.fetches[fetch.fetch] = fetch
+        link.fetches[fetch.fetch] = _Asked(fetch, now)
         link.used_at = now
         if link.incarnation:
             self._ask(link, fetch)
@@ -224,8 +243,9 @@ class PeerLinks:
         answer, incarnation = decode(frames[0], ANSWERS)
         if isinstance(answer, Welcome):
             link.incarnation = incarnation
-            for fetch in list(link.fetches.values()):
-                self._ask(link, fetch)
+            for asked in list(link.fetches.values()):
+                asked.at = now
+                self._ask(link, asked.fetch)
             return None
         if incarnation != link.incarnation:
             raise MalformedMessageError("another incarnation than the one met")
@@ -235,7 +255,7 @@ class PeerLinks:
             case Stalled(ticket):
                 return FetchStalled(ticket) if ticket in link.fetches else None
             case Ended(ticket, _, miss):
-                return FetchEnded(ticket, miss) if link.fetches.pop(ticket, None) is not None else None
+                return self._end(link, ticket, miss, now)
             case Refusal():
                 self._drop(link)
         return None
@@ -250,7 +270,17 @@ class PeerLinks:
             raise MalformedMessageError("payload: not as long as announced")
         link.used_at = now
         arrival = Arrival(link, ticket, grant, frames[1])
-        if ticket not in link.fetches:  # called off meanwhile
+        asked = link.fetches.get(ticket)
+        if asked is None:  # called off meanwhile
             self.release(arrival, kept=False)
             return None
+        asked.bytes += grant.length
         return arrival
+
+    def _end(self, link: _Link, ticket: int, miss: Miss | None, now: float) -> FetchEnded | None:
+        asked = link.fetches.pop(ticket, None)
+        if asked is None:
+            return None
+        if asked.bytes and not asked.fetch.wait:
+            self.pulls.append(Pulled(link.peer.node_id, asked.bytes, now - asked.at))
+        return FetchEnded(ticket, miss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -37,7 +38,7 @@ from kv_pool.node.stimuli import (
     StartFetch,
     Tick,
 )
-from kv_pool.peers import Arrival, PeerLinks
+from kv_pool.peers import Arrival, PeerLinks, Pulled
 from kv_pool.policy.lru import LeastRecentlyUsed
 from kv_pool.settings import PoolSettings
 from kv_pool.sizes import parse_size
@@ -143,6 +144,14 @@ class PoolNode:
             "events_sequence": self._events.sequence,
         }
         return counts | self._counts
+
+    def take_pulls(self) -> list[Pulled]:
+        """Finished pulls from other nodes since the last call, the latest of them. From any one thread."""
+        pulls: list[Pulled] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                pulls.append(self._peers.pulls.popleft())
+        return pulls
 
     # --- the I/O thread -----------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import difflib
 from functools import cache
 from typing import Final, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from cluster.config.schema import ClusterConfig
@@ -21,15 +22,23 @@ ENV_OTHERS: Final = {
 """Variables with our prefix that are not settings of the cluster."""
 
 
+def section_models() -> dict[str, type[BaseModel]]:
+    """The model of every section."""
+    models: dict[str, type[BaseModel]] = {}
+    for section, field in ClusterConfig.model_fields.items():
+        annotation: Any = field.annotation
+        assert isinstance(annotation, type)
+        assert issubclass(annotation, BaseModel)
+        models[section] = annotation
+    return models
+
+
 @cache
 def known_fields() -> dict[str, FieldInfo]:
     """Every setting by dotted key (``gateway.port``), in the order of the models."""
-    fields: dict[str, FieldInfo] = {}
-    for section, outer in ClusterConfig.model_fields.items():
-        model = outer.annotation
-        assert model is not None
-        fields |= {f"{section}.{name}": field for name, field in model.model_fields.items()}
-    return fields
+    return {
+        f"{section}.{name}": field for section, model in section_models().items() for name, field in model.model_fields.items()
+    }
 
 
 def env_name(key: str) -> str:

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from cluster.config.flags import FLAGS
-from cluster.config.keys import ENV_OTHERS, env_name
-from cluster.config.schema import SECRETS, SIZES, ClusterConfig
+from cluster.config.keys import ENV_OTHERS, env_name, section_models
+from cluster.config.schema import SECRETS, SIZES
 
 TARGET: Final = Path("docs/configuration.md")
 BOUNDS: Final = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length ≥", "max_length": "length ≤"}
@@ -54,9 +54,7 @@ def render() -> str:
     """The whole page."""
     short = {key: flag for flag, key in FLAGS.values()}
     parts = [HEAD, _flags()]
-    for section, outer in ClusterConfig.model_fields.items():
-        model = outer.annotation
-        assert model is not None
+    for section, model in section_models().items():
         parts.append(f"## `{section}`\n\n{_sentence(model)}\n")
         for name, field in model.model_fields.items():
             parts.append(_entry(f"{section}.{name}", field, short))

@@ -90,9 +90,8 @@ def test_unknown_name_in_the_file_names_the_nearest_and_the_line(tmp_path: Path)
     file = written(tmp_path, "gateway:\n  prot: 1\nmodle:\n  dtype: float32\n")
     assert problems(file=file) == [
         f"file {file} line 2: no setting 'gateway.prot'; the nearest is 'gateway.port'",
-        f"file {file} line 3: no setting 'modle'; the nearest is {nearest_key('modle')!r}",
+        f"file {file} line 3: no setting 'modle'; the nearest is 'model.dtype'",
     ]
-    assert nearest_key("modle").startswith("model.") or "mode" in nearest_key("modle")
 
 
 def test_unknown_name_in_the_environment_or_a_flag_names_the_nearest() -> None:

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from kv_pool.client import AcquireEnded, ClientEvent, Granted, LeasedBlock, PoolClient, Reserved, ReservedSlot, ReserveRefused
+from kv_pool.client import (
+    AcquireEnded,
+    ClientEvent,
+    Granted,
+    LeasedBlock,
+    NodeLost,
+    PoolClient,
+    Reserved,
+    ReservedSlot,
+    ReserveRefused,
+)
 from kv_pool.keys import BlockKey
 from kv_pool.service import PoolNode
 from kv_pool.settings import PoolSettings
@@ -69,7 +79,7 @@ class NodeProcess(Child):
     """A pool node in a process of its own."""
 
     def __init__(self, node_id: str = "node-a", *, slot_bytes: int = SLOT_BYTES, **settings: Any) -> None:
-        super().__init__(_serve, node_id, slot_bytes, {"client_dead_s": 1.0, "dram": str(16 * slot_bytes)} | settings)
+        super().__init__(_serve, node_id, slot_bytes, {"client_dead_s": 5.0, "dram": str(16 * slot_bytes)} | settings)
         self.endpoint, self.events_endpoint, self.incarnation = self.hear()
         self.slot_bytes = slot_bytes
         self.source = Source(node_id, self.endpoint)
@@ -108,6 +118,8 @@ def wait_for(client: PoolClient, *kinds: type, within_s: float = 10.0) -> list[C
     while not any(isinstance(event, kinds) for event in events):
         assert time.monotonic() < deadline, f"no {kinds} in {within_s} s, only {events}"
         events += client.poll(0.05)
+        lost = [event for event in events if isinstance(event, NodeLost)]
+        assert not lost or NodeLost in kinds, f"the node was lost meanwhile: {lost[0].reason}"
         client.keepalive()
     return events
 

@@ -31,7 +31,7 @@ from tests.kv_pool.pool_world import (
     wait_for,
 )
 
-CLIENT_DEAD_S = 1.0
+CLIENT_DEAD_S = 3.0
 BIG_SLOT_BYTES = 8 * 2**20
 
 

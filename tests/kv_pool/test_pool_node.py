@@ -212,6 +212,9 @@ def test_a_chain_longer_than_the_window_comes_from_a_peer_once(node: PoolNode, p
     again, _ = get(client, chain(12), source=source_of(peer))
     assert {block.tier for block in again} == {"dram"}
     assert peer.stats()["bytes_out"] == node.stats()["bytes_in"] == 12 * SLOT_BYTES
+    (pulled,) = node.take_pulls()
+    assert (pulled.node_id, pulled.bytes, node.take_pulls()) == ("node-b", 12 * SLOT_BYTES, [])
+    assert 0 < pulled.seconds < 10
     until(lambda: peer.stats()["leases"] == 0)
     far.close()
 

@@ -114,6 +114,7 @@ def start_cluster(config: ClusterConfig, *, progress: Progress = lambda _: None)
     files = resolve_model(config.model, progress=progress)
     progress("ray: starting")
     _enter_ray(config)
+    progress("scheduler: starting")  # also the caller's chance to take the signals back from Ray
     actors: dict[str, Any] = {}
     supervisor: Supervisor | None = None
     try:

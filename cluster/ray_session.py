@@ -57,6 +57,7 @@ def leave_ray() -> None:
 def _require_fresh_process() -> None:
     """Ray reads its switches at import: too late once somebody else imported it with others."""
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         raise RayUnavailableError("Ray is already running in this process; start the cluster from a process of its own")

@@ -94,7 +94,8 @@ class PoolNode:
         )
         self._processes = Watched()
         self._gone: list[str] = []
-        self._arrival: Arrival | None = None
+        self._landing: int | None = None
+        """The slot that the state wants the latest arrival in."""
         self._counts = {"bytes_in": 0, "bytes_out": 0, "malformed": 0, "turns_failed": 0}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
@@ -246,11 +247,12 @@ class PoolNode:
     def _take_peer_events(self) -> None:
         for event in self._peers.receive(time.monotonic(), PEER_MESSAGES_PER_TURN_MAX):
             if isinstance(event, Arrival):
-                self._arrival = event
+                self._landing = None
                 self._react(event.event())
-                if self._arrival is not None:  # it was not wanted
+                if self._landing is None:  # it was not wanted
                     self._peers.release(event, kept=False)
-                    self._arrival = None
+                else:
+                    self._land(event, self._landing)
             else:
                 self._react(event)
 
@@ -278,11 +280,9 @@ class PoolNode:
                 case CancelFetch(fetch, peer):
                     self._peers.cancel(fetch, peer)
                 case Land(slot):
-                    self._land(slot)
+                    self._landing = slot
 
-    def _land(self, slot: int) -> None:
-        arrival, self._arrival = self._arrival, None
-        assert arrival is not None
+    def _land(self, arrival: Arrival, slot: int) -> None:
         sound = arrival.land(self._arena.slot(slot))
         self._counts["bytes_in"] += arrival.grant.length
         self._peers.release(arrival, kept=sound)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from functools import cache
-from typing import Final, get_origin
+from typing import Any, Final, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo

@@ -92,9 +92,9 @@ class NodeProcess(Child):
         return connect(self.endpoint, name, self.slot_bytes)
 
 
-def connect(endpoint: str, name: str = "worker", block_bytes: int = SLOT_BYTES) -> PoolClient:
+def connect(endpoint: str, name: str = "worker", block_bytes: int = SLOT_BYTES, timeout_s: float = CONNECT_S) -> PoolClient:
     client = PoolClient(endpoint, client_id=name, block_bytes=block_bytes)
-    client.connect(CONNECT_S)
+    client.connect(timeout_s)
     return client
 
 

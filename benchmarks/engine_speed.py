@@ -8,6 +8,7 @@ better of stock generate and generate_batch.
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -83,10 +84,15 @@ def decode_rates(
             "generate_batch": lambda c=context, b=batch: _continuous_steps(batching, c, b),
         }
         cell = rates[context, batch] = {name: [] for name in candidates}
-        for _ in range(repeats):
+        for repeat in range(repeats):
             for name, run in candidates.items():
-                seconds = sorted(run())
-                cell[name].append(batch / seconds[len(seconds) // 2])
+                if name == "generate_batch" and repeat != repeats // 2:
+                    continue  # its prompts cost minutes: one run, whose steps are its repeats
+                seconds = run()
+                if name == "generate_batch":
+                    cell[name] = [batch / s for s in seconds]
+                else:
+                    cell[name].append(batch / statistics.median(seconds))
     return rates
 
 
@@ -138,21 +144,14 @@ def _stock_steps(stock: Any, context: int, batch: int) -> list[float]:
 def _continuous_steps(model: Any, context: int, batch: int) -> list[float]:
     prompts = [[*_tokens(context, 0)[:-1], 100 + i] for i in range(batch)]
     with torch.inference_mode():
-        outputs = model.generate_batch(
-            prompts, generation_config=_greedy(STEPS + 8), record_timestamps=True, persistent_manager=True
-        )
-    times = sorted({t for output in outputs.values() for t in output.timestamps})
-    steps = _steps_of_all(times, batch, [output.timestamps for output in outputs.values()])
-    if not steps:
-        raise RuntimeError("generate_batch made no step with the whole batch in it")
+        outputs = model.generate_batch(prompts, generation_config=_greedy(STEPS + 12), record_timestamps=True)
+    # Only steps in which every sequence of the batch got a token.
+    times = [output.timestamps for output in outputs.values()]
+    begin, end = max(t[0] for t in times), min(t[-1] for t in times)
+    steps = [b - a for a, b in itertools.pairwise(sorted(t for t in times[0] if begin <= t <= end))]
+    if len(steps) < STEPS:
+        raise RuntimeError(f"generate_batch made only {len(steps)} steps with the whole batch in it")
     return steps
-
-
-def _steps_of_all(times: list[float], batch: int, tokens: list[list[float]]) -> list[float]:
-    """Durations of the steps in which every sequence of the batch got a token."""
-    begin, end = max(t[0] for t in tokens), min(t[-1] for t in tokens)
-    last = sorted(t for t in tokens[0] if begin <= t <= end)
-    return [b - a for a, b in itertools.pairwise(last)][-STEPS:]
 
 
 def _greedy(tokens: int) -> GenerationConfig:

@@ -119,7 +119,7 @@ def start_cluster(config: ClusterConfig, *, progress: Progress = lambda _: None)
     supervisor: Supervisor | None = None
     try:
         _start_scheduler(config, actors)
-        _start_workers(config, actors)
+        _start_workers(config, actors, files)
         progress("workers: loading the model")
         description = _agreed_description(actors)
         progress("pool: starting its nodes")
@@ -149,7 +149,7 @@ def _enter_ray(config: ClusterConfig) -> None:
 
 
 def _actor(
-    config: ClusterConfig, cls: type, name: str, *, gpu: bool = False, cpus: float = 0, threads: int = 1, **options: Any
+    config: ClusterConfig, cls: type, name: str, *, gpu: float = 0, cpus: float = 0, threads: int = 1, **options: Any
 ) -> Any:
     """A named Ray actor class, restarted for ever but never retrying a call: our own request ids make retries safe, Ray's
     would not."""
@@ -162,7 +162,7 @@ def _actor(
         name=name,
         namespace=config.cluster.namespace,
         num_cpus=cpus,
-        num_gpus=1 if gpu else 0,
+        num_gpus=gpu,
         max_restarts=-1,
         max_task_retries=0,
         runtime_env={"env_vars": env},
@@ -176,14 +176,15 @@ def _start_scheduler(config: ClusterConfig, actors: dict[str, Any]) -> None:
     actors[SCHEDULER] = _actor(config, SchedulerActor, SCHEDULER).remote(config.scheduler.model_dump(mode="json"))
 
 
-def _start_workers(config: ClusterConfig, actors: dict[str, Any]) -> None:
+def _start_workers(config: ClusterConfig, actors: dict[str, Any], files: Any) -> None:
     from decode_worker.actor import DecodeActor
-    from engine.models.placement import effective_device
+    from engine.models.placement import effective_dtype
     from prefill_worker.actor import PrefillActor
 
-    gpu = effective_device(config.model) == "cuda" if not config.cluster.address else _cluster_has_gpus()
+    workers = config.prefill.workers + config.decode.workers
+    gpu = _gpu_share(config, workers)
     model = config.model.model_copy(update={"device": "cuda" if gpu else "cpu"})
-    shared = max(1, (os.cpu_count() or 1) // (config.prefill.workers + config.decode.workers))
+    shared = max(1, (os.cpu_count() or 1) // workers)
     for role, cls, settings in (("prefill", PrefillActor, config.prefill), ("decode", DecodeActor, config.decode)):
         threads = settings.threads or shared
         for i in range(settings.workers):
@@ -196,14 +197,24 @@ def _start_workers(config: ClusterConfig, actors: dict[str, Any]) -> None:
                 scheduler=SCHEDULER,
                 namespace=config.cluster.namespace,
                 heartbeat_s=config.scheduler.heartbeat_s,
+                fingerprint=files.fingerprint if files.dtype == effective_dtype(model) else "",
                 log_level=config.cluster.log_level,
             )
 
 
-def _cluster_has_gpus() -> bool:
+def _gpu_share(config: ClusterConfig, workers: int) -> float:
+    """GPUs of one worker: a whole one where there are enough, else a share, so that one GPU serves a small cluster; 0 on CPU. The
+    sizes of the device caches are the operator's to fit."""
     import ray
 
-    return ray.cluster_resources().get("GPU", 0) > 0
+    if config.model.device == "cpu":
+        return 0
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if not gpus:
+        if config.model.device == "cuda":
+            raise LaunchError("model.device: cuda was asked for, and Ray knows of no GPU")
+        return 0
+    return 1.0 if gpus >= workers else int(100 * gpus / workers) / 100
 
 
 def _agreed_description(actors: dict[str, Any]) -> dict[str, Any]:

@@ -38,3 +38,5 @@ class Supervisor:
                 ray.get(self._gateway.start.remote(), timeout=CALL_TIMEOUT_S)
             except RayError as error:
                 log.warning("gateway: %s; trying again", type(error).__name__)
+            except Exception:
+                log.exception("gateway: trying again")

@@ -206,9 +206,11 @@ class DecodeState:
         return actions + self._drew(sequence, token, report_end=True)
 
     def out_of_blocks(self) -> list[Action]:
-        """No block for the next token: the youngest running sequence gives way. What it has computed is in the pool, so going on
-        elsewhere (or here, later) costs a load. The oldest always gets through, so there is progress."""
-        victim = max(self.running, key=lambda s: (s.joined, s.id))
+        """No block for the next token: the youngest that holds blocks gives way, whether it runs or still loads. What it has
+        computed is in the pool, so going on elsewhere (or here, later) costs a load. The oldest always gets through, so there
+        is progress."""
+        holders = [s for s in self.sequences.values() if s.phase in (Phase.RUNNING, Phase.LOADING)]
+        victim = max(holders, key=lambda s: (s.arrived, s.id))
         return [Fail(victim, FailureCause.PREEMPTED, "the KV cache is full"), *self._end(victim)]
 
     def aborted(self, request: RequestId) -> list[Action]:
@@ -239,6 +241,11 @@ class DecodeState:
         """The next step's batch, oldest first."""
         batch = [s for s in self.sequences.values() if s.phase is Phase.RUNNING]
         return sorted(batch, key=lambda s: (s.joined, s.id))
+
+    @property
+    def blocks_on_their_way_back(self) -> bool:
+        """A sequence that gave way while it loaded still holds its blocks, until the transfer lets go of them."""
+        return any(s.phase is Phase.ENDING for s in self.sequences.values())
 
     @property
     def waiting(self) -> int:

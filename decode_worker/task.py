@@ -70,6 +70,8 @@ class DecodeLoad:
     total_blocks: int
     step_s: float
     finished: tuple[tuple[str, int], ...] = ()
+    batch_max: int = 1024
+    """Sequences that can be active together: more would wait silently, so the scheduler gives it no more."""
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -79,6 +81,7 @@ class DecodeLoad:
             "total_blocks": self.total_blocks,
             "step_s": self.step_s,
             "finished": [list(f) for f in self.finished],
+            "batch_max": self.batch_max,
         }
 
     @classmethod
@@ -90,4 +93,5 @@ class DecodeLoad:
             int(data["total_blocks"]),
             float(data["step_s"]),
             tuple((str(f[0]), int(f[1])) for f in data["finished"]),
+            int(data.get("batch_max", 1024)),
         )

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
+from torch import Tensor
 
 from decode_worker.state import Action, Admit, CancelLoad, DecodeState, Fail, Finish, Load, Phase, Release, Sequence, WriteBack
 from decode_worker.task import DecodeLoad, DecodeSettings, DecodeTask
 from engine.cache.paged import OutOfBlocksError
 from engine.engine import Engine, SequenceStep
-from engine.sampling.sampler import Drawn, sample
+from engine.sampling.sampler import Drawn, NonFiniteLogitsError, sample
 from engine.serving.host import Fenced, WorkerHost
 from engine.serving.token_stream import DecodeStarted, Failed, FailureCause, Finished, Tokens
 from engine.serving.transfer import BlockLoaded, CancelOrder, LoadEnded, LoadOrder, PublishedBlock, PublishEnded, PublishOrder
@@ -113,7 +114,9 @@ class DecodeWorker:
             finished = tuple(self._finished)
             self._finished.clear()
             load = self._load
-        return DecodeLoad(load.waiting, load.running, load.free_blocks, load.total_blocks, load.step_s, finished).to_wire()
+        return DecodeLoad(
+            load.waiting, load.running, load.free_blocks, load.total_blocks, load.step_s, finished, self._settings.batch_max
+        ).to_wire()
 
     def submit_allowed(self) -> bool:
         """A quick look for the caller's refusal; the state decides again when the task arrives."""
@@ -169,8 +172,13 @@ class DecodeWorker:
         try:
             mine = self._place(shared, blocks, room)
         except OutOfBlocksError:
+            # Held for us, the shared blocks may be what is missing. Let go they can be evicted for room, and come from the pool.
             cache.free(shared)
-            return False
+            shared = []
+            try:
+                mine = self._place(shared, blocks, room)
+            except OutOfBlocksError:
+                return False
         tail = task.token_ids[len(task.keys) * self._engine.layout.block_tokens :]
         chain = BlockChain.resumed(task.root, self._engine.layout.block_tokens, task.keys, tail)
         self._work[sequence.id] = _Work(mine, len(shared), chain)
@@ -252,19 +260,24 @@ class DecodeWorker:
     # --- the step -------------------------------------------------------------------------------------------------------
 
     def _batch_with_room(self, now: float) -> list[Sequence]:
-        """The batch, each sequence with a block for its next token; the youngest give way where the cache is full."""
+        """The batch, each sequence with a block for its next token. Where the cache is full the youngest give way; those that
+        lack a block meanwhile sit this step out."""
         size = self._engine.layout.block_tokens
         while True:
-            batch = self.state.running
-            try:
-                for sequence in batch:
-                    blocks = self._work[sequence.id].blocks
-                    missing = -(-len(sequence.tokens) // size) - len(blocks)
+            ready: list[Sequence] = []
+            starved = False
+            for sequence in self.state.running:
+                blocks = self._work[sequence.id].blocks
+                missing = -(-len(sequence.tokens) // size) - len(blocks)
+                try:
                     if missing > 0:
                         self._grow(blocks, missing)
-                return batch
-            except OutOfBlocksError:
-                self._do(self.state.out_of_blocks(), now)  # one less each time round: this ends
+                    ready.append(sequence)
+                except OutOfBlocksError:
+                    starved = True
+            if not starved or self.state.blocks_on_their_way_back:
+                return ready
+            self._do(self.state.out_of_blocks(), now)  # one less each time round: this ends
 
     def _grow(self, blocks: list[int], count: int) -> None:
         """More blocks at the end: in place, or by moving a broken run into a whole one where one is free."""
@@ -295,16 +308,10 @@ class DecodeWorker:
                 self._host.sender.add(task.sink, DecodeStarted(task.request_id, task.attempt, handoff_s))
         try:
             logits = self._engine.forward(steps)
-            drawn = sample(logits, [s.task.sampling for s in batch], [s.answer_index for s in batch])
+            batch, drawn = self._draw(batch, logits)
         except Exception as error:
             log.exception("decode step failed")
-            for sequence in batch:
-                task = sequence.task
-                self.counters["failed"] += 1
-                self._host.sender.add(
-                    task.sink, Failed(task.request_id, task.attempt, FailureCause.INTERNAL, type(error).__name__)
-                )
-                self._do(self.state.aborted(sequence.id), time.monotonic())
+            self._fail_all(batch, type(error).__name__)
             return
         now = time.monotonic()
         for sequence, token in zip(batch, drawn, strict=True):
@@ -315,6 +322,27 @@ class DecodeWorker:
         self.counters["tokens"] += len(batch)
         seconds = now - started
         self._step_s = seconds if not self._step_s else self._step_s + STEP_SMOOTHING * (seconds - self._step_s)
+
+    def _draw(self, batch: list[Sequence], logits: Tensor) -> tuple[list[Sequence], list[Drawn]]:
+        """Draw for every sequence; one whose logits are not finite fails alone. Returns the sequences left and their tokens."""
+        try:
+            return batch, sample(logits, [s.task.sampling for s in batch], [s.answer_index for s in batch])
+        except NonFiniteLogitsError as error:
+            bad = set(error.rows)
+        log.error("decode step: %d of %d sequences have logits that are not finite", len(bad), len(batch))
+        self._fail_all([s for i, s in enumerate(batch) if i in bad], NonFiniteLogitsError.__name__)
+        good = [i for i in range(len(batch)) if i not in bad]
+        left = [batch[i] for i in good]
+        if not left:
+            return [], []
+        return left, sample(logits[good], [s.task.sampling for s in left], [s.answer_index for s in left])
+
+    def _fail_all(self, sequences: list[Sequence], detail: str) -> None:
+        for sequence in sequences:
+            task = sequence.task
+            self.counters["failed"] += 1
+            self._host.sender.add(task.sink, Failed(task.request_id, task.attempt, FailureCause.INTERNAL, detail))
+            self._do(self.state.aborted(sequence.id), time.monotonic())
 
     def _emit(self, sequence: Sequence, drawn: Drawn) -> None:
         task = sequence.task

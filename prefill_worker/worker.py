@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
+import torch
 
 from engine.cache.paged import OutOfBlocksError
 from engine.engine import Engine, SequenceStep
-from engine.sampling.sampler import sample
+from engine.sampling.sampler import NonFiniteLogitsError, sample
 from engine.serving.host import Fenced, WorkerHost
 from engine.serving.token_stream import Failed, FailureCause, Finished, FinishReason, PrefillDone, Tokens
 from engine.serving.transfer import BlockLoaded, CancelOrder, LoadEnded, LoadOrder, PublishedBlock, PublishEnded, PublishOrder
@@ -236,6 +237,8 @@ class PrefillWorker:
         started = time.monotonic()
         try:
             logits = self._engine.forward([SequenceStep(task.token_ids[piece.start : piece.end], piece.start, blocks)])
+            if not bool(torch.isfinite(logits).all()):
+                raise NonFiniteLogitsError([0])  # before its K/V gets a name that others find it by
             drawn = sample(logits, [task.sampling], [task.answered])[0] if piece.last else None
         except Exception as error:
             log.exception("prefill piece failed")

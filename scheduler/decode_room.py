@@ -32,6 +32,7 @@ class DecodeRoom:
     def __init__(self) -> None:
         self.open: dict[RequestAttempt, Charge] = {}
         self.total_blocks = 0
+        self.batch_max = 1
         self.blocks = 0
         """Blocks that can still be promised."""
         self.sequences = 0
@@ -60,6 +61,7 @@ class DecodeRoom:
     def report(self, load: DecodeLoad, now: float) -> None:
         """Take over what the worker says; the caller has ended what it reports as finished."""
         self.total_blocks = load.total_blocks
+        self.batch_max = load.batch_max
         self._reported_sequences = load.waiting + load.running
         young = sum(charge.assigned > now - IN_TRANSIT_S for charge in self.open.values())
         # Sequences that wait there have no blocks yet: they are taken for the newest ones.
@@ -74,3 +76,5 @@ class DecodeRoom:
         ours = self.total_blocks - self._charged
         self.blocks = self._beside_report if strangers else max(self._beside_report, ours)
         self.sequences = max(len(self.open), self._reported_sequences)
+        if self.sequences >= self.batch_max:
+            self.blocks = min(self.blocks, 0)  # one more would wait there without a word

@@ -146,7 +146,7 @@ class InFlight:
 
     def fail(self, attempt: int, failure: Failure) -> None:
         """The attempt is over, if it is the open one: nothing it sends counts any more."""
-        if self._attempt is not None and self._attempt.number == attempt:
+        if self.finish_reason is None and self._attempt is not None and self._attempt.number == attempt:
             self._attempt = None
             self.failure = failure
 

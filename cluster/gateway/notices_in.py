@@ -48,15 +48,19 @@ class NoticesIn:
         connected = ""
         try:
             while True:
-                current = await self._ask(connected)
-                if current != connected:
-                    if socket is not None:
-                        socket.close(linger=0)
-                    socket, connected = _subscribe(context, current), current
-                if socket is None:
+                try:
+                    current = await self._ask(connected)
+                    if current != connected:
+                        if socket is not None:
+                            socket.close(linger=0)
+                        socket, connected = _subscribe(context, current), current
+                    if socket is None:
+                        await asyncio.sleep(SILENCE_S)
+                    else:
+                        await self._listen(socket)
+                except Exception:  # a gateway that follows no notices would learn of every loss by a stall only
+                    log.exception("notices: trying again")
                     await asyncio.sleep(SILENCE_S)
-                else:
-                    await self._listen(socket)
         finally:
             if socket is not None:
                 socket.close(linger=0)

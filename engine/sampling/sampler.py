@@ -17,8 +17,16 @@ NUCLEUS_FIRST_LOOK: Final = 512
 """Tokens looked at first for a nucleus: sorting a whole vocabulary costs more than a small model's step."""
 
 
+GREEDY_BELOW: Final = 1e-5
+"""A temperature so small that dividing by it may overflow is greedy."""
+
+
 class NonFiniteLogitsError(ValueError):
-    """The model gave NaN, or no finite logit: nothing can be drawn."""
+    """The model gave NaN or infinity: nothing can be drawn for ``rows``. The others are fine."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        super().__init__(f"the model produced logits that are not finite ({len(rows)} rows)")
+        self.rows = tuple(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +49,13 @@ def sample(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Se
     Raises :class:`NonFiniteLogitsError`.
     """
     highest, best = logits.max(dim=-1)
-    if not bool(torch.isfinite(highest).all()):
-        raise NonFiniteLogitsError("the model produced logits that are not finite")
+    finite = torch.isfinite(highest)
+    if not bool(finite.all()):
+        raise NonFiniteLogitsError((~finite).nonzero().flatten().tolist())
     greedy = best.tolist()
     drawn: list[Drawn] = []
     for row, (wish, position) in enumerate(zip(params, positions, strict=True)):
-        token = greedy[row] if wish.temperature == 0 else _draw(logits[row], wish, position)
+        token = greedy[row] if wish.temperature < GREEDY_BELOW else _draw(logits[row], wish, position)
         logprob = None if wish.logprobs is None else _logprob(logits[row], token, wish.logprobs)
         drawn.append(Drawn(token, logprob))
     return drawn

@@ -9,7 +9,7 @@ import uuid
 from typing import Any, ClassVar
 
 from engine.engine import Engine, SequenceStep
-from engine.models.source import resolve_model
+from engine.models.source import ModelNotAvailableError, resolve_model
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import sample
 from engine.serving.host import WorkerCore, WorkerHost, WorkerIdentity
@@ -52,12 +52,17 @@ class WorkerActor:
 
     def __init__(
         self, *, worker_id: str, model: dict[str, Any], cache_size: str, threads: int, node_id: str, scheduler: str,
-        namespace: str, heartbeat_s: float, log_level: str = "WARNING",
+        namespace: str, heartbeat_s: float, fingerprint: str = "", log_level: str = "WARNING",
     ) -> None:  # fmt: skip
         logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._scheduler, self._namespace, self._heartbeat_s = scheduler, namespace, heartbeat_s
         settings = ModelSettings(**model)
         files = resolve_model(settings)
+        if fingerprint and files.fingerprint != fingerprint:
+            # Also after a restart: blocks under the cluster's keys must come from the cluster's weights.
+            raise ModelNotAvailableError(
+                f"the model here is {files.fingerprint}, the cluster serves {fingerprint}: the files differ"
+            )
         self.engine = Engine.load(
             files, settings, cache_bytes=parse_size(cache_size), threads=threads, pack_weights=self.role == "decode"
         )

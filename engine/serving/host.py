@@ -160,8 +160,8 @@ class WorkerHost:
     def _on_heartbeat_reply(self, reply: dict[str, Any]) -> None:
         fence = int(reply.get("fence", 0))
         if fence > self.fence:
-            self.fence = fence
             self.post(Fenced(fence))
+            self.fence = fence  # only now: a fence that is acknowledged must have been delivered
         endpoint, incarnation = reply.get("node_endpoint"), reply.get("node_incarnation")
         if isinstance(endpoint, str) and isinstance(incarnation, str):
             self.transfer.use_node(NodeAddress(endpoint, incarnation))

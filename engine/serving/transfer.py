@@ -42,6 +42,8 @@ CONNECT_TIMEOUT_S: Final = 2.0
 RECONNECT_PERIOD_S: Final = 0.5
 KEEPALIVE_PERIOD_S: Final = 1.0
 STOP_TIMEOUT_S: Final = 5.0
+PUBLISH_MARGIN_S: Final = 5.0
+FAILED_TURN_PAUSE_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,8 @@ class _Pending:
     publishes: dict[int, PublishOrder] = field(default_factory=dict)
     tickets: dict[int, int] = field(default_factory=dict)
     """order -> ticket of a load, for cancels."""
+    publish_deadlines: dict[int, float] = field(default_factory=dict)
+    """The node answers within the order's time; should it not, the order ends here (a deadline on both sides)."""
 
 
 class BlockTransfer:
@@ -209,7 +213,12 @@ class BlockTransfer:
             except Exception:
                 # Whatever it was, no order may stay without its end: the engine thread would hold the blocks for ever.
                 log.exception("block transfer: a turn failed, everything in flight counts as lost")
-                self._drop_client("the transfer failed")
+                try:
+                    self._drop_client("the transfer failed")
+                except Exception:
+                    log.critical("block transfer: orders without an end, the process ends so that it is replaced", exc_info=True)
+                    os._exit(1)
+                self._stopping.wait(FAILED_TURN_PAUSE_S)
         self._drop_client("the worker stops")
 
     def _turn(self) -> None:
@@ -217,8 +226,8 @@ class BlockTransfer:
         now = time.monotonic()
         if self._client is None or self._connected_to != self._wanted:
             if now >= self._next_connect:
+                self._next_connect = now + RECONNECT_PERIOD_S
                 self._connect()
-                self._next_connect = time.monotonic() + RECONNECT_PERIOD_S
         elif now >= self._next_keepalive:
             self._client.keepalive()
             self._next_keepalive = now + KEEPALIVE_PERIOD_S
@@ -227,6 +236,15 @@ class BlockTransfer:
         if self._client is not None:
             for event in self._client.poll(0.0):
                 self._on_event(event)
+        self._end_overdue_publishes()
+
+    def _end_overdue_publishes(self) -> None:
+        now = time.monotonic()
+        for ticket in [t for t, deadline in self._pending.publish_deadlines.items() if deadline <= now]:
+            del self._pending.publish_deadlines[ticket]
+            order = self._pending.publishes.pop(ticket, None)  # slots that still come are given back unwritten
+            if order is not None:
+                self._deliver(PublishEnded(order.order, ok=False, detail="the pool node did not answer"))
 
     def _wait(self, timeout_s: float) -> None:
         poller = zmq.Poller()
@@ -254,6 +272,9 @@ class BlockTransfer:
             log.warning("pool node unavailable: %s", error)
             client.close()
             return
+        except BaseException:
+            client.close()
+            raise
         self._client, self._connected_to = client, wanted
 
     def _drop_client(self, reason: str) -> None:
@@ -302,8 +323,10 @@ class BlockTransfer:
             self._deliver(PublishEnded(order.order, ok=False, detail="no pool node"))
             return
         keys = [block.key for block in order.blocks]
-        ticket = self._client.reserve(keys, timeout_s=order.timeout_s, private=order.private)
+        parent = order.blocks[0].parent
+        ticket = self._client.reserve(keys, timeout_s=order.timeout_s, private=order.private, parent=parent)
         self._pending.publishes[ticket] = order
+        self._pending.publish_deadlines[ticket] = time.monotonic() + order.timeout_s + PUBLISH_MARGIN_S
 
     def _on_event(self, event: ClientEvent) -> None:
         match event:

@@ -141,6 +141,17 @@ def test_the_youngest_gives_way():
     assert state.running == [old]
 
 
+def test_a_newcomer_that_still_loads_gives_way_before_the_oldest():
+    state = make_state()
+    old, new = running(state, make_task("old"), now=1.0), loading(state, make_task("new"), now=2.0)
+    fail, cancel = state.out_of_blocks()
+    assert (fail.sequence, cancel) == (new, CancelLoad(new))
+    assert state.running == [old]
+    assert state.blocks_on_their_way_back
+    assert state.load_ended(new, False, "late") == [Release(new)]
+    assert not state.blocks_on_their_way_back
+
+
 def test_what_can_never_fit_is_refused_at_once():
     (fail,) = make_state(total_blocks=3).submitted(make_task(tokens=10, max_new_tokens=8), 0.0)
     assert fail.cause is FailureCause.REFUSED

@@ -122,6 +122,19 @@ def test_logits_that_are_not_finite_are_an_error_not_a_token(bad: float):
         sample(torch.full((1, 4), bad), [GREEDY], [0])
 
 
+def test_one_bad_row_is_named_and_the_others_are_fine():
+    logits = torch.zeros(3, 4)
+    logits[1] = float("nan")
+    with pytest.raises(NonFiniteLogitsError) as caught:
+        sample(logits, [GREEDY] * 3, [0] * 3)
+    assert caught.value.rows == (1,)
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy():
+    for top_p in (1.0, 0.5):
+        assert draws(logits_of(0.2, 0.5, 0.3), SamplingParams(temperature=1e-310, top_p=top_p), 5) == [1] * 5
+
+
 def test_masked_tokens_are_never_drawn():
     logits = torch.tensor([[0.0, float("-inf"), 0.0]])
     assert 1 not in draws(logits, SamplingParams(seed=1), 200)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from kv_pool.events.snapshot import fetch_snapshot
-
 from scheduler.plan import Plan, Rejection, RouteRequest, SchedulerSettings
 from scheduler.service import SchedulerService
 

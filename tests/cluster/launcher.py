@@ -11,7 +11,6 @@ import sys
 from typing import Any
 
 from cluster.config.schema import ClusterConfig
-
 from cluster.launch import RunningCluster, start_cluster
 from tests.cluster import faults
 

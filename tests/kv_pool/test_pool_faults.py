@@ -133,23 +133,24 @@ def test_a_node_killed_with_everything_open_leaves_nothing_in_shared_memory(node
 # --- peers -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("how", "miss"), [(signal.SIGKILL, {Miss.LOST}), (signal.SIGSTOP, {Miss.LATE, Miss.LOST})])
-def test_a_peer_that_goes_in_the_middle_of_a_fetch_ends_it_in_time(how: signal.Signals, miss: set[Miss]):
-    """Blocks of 8 MiB and two at a time: many are still to come when the first are here."""
-    near = NodeProcess("node-a", slot_bytes=BIG_SLOT_BYTES, fetch_inflight_blocks=2, client_dead_s=CLIENT_DEAD_S)
-    far = NodeProcess("node-b", slot_bytes=BIG_SLOT_BYTES, fetch_inflight_blocks=2, client_dead_s=CLIENT_DEAD_S)
+@pytest.mark.parametrize(("how", "miss", "timeout_s"), [(signal.SIGKILL, Miss.LOST, 30.0), (signal.SIGSTOP, Miss.LATE, 3.0)])
+def test_a_peer_that_goes_in_the_middle_of_a_fetch_ends_it_in_time(how: signal.Signals, miss: Miss, timeout_s: float):
+    """Blocks of 8 MiB and two at a time: many are still to come when the first are here. One that is killed is noticed at once,
+    one that freezes costs the acquire its deadline (its silence would be noticed later)."""
+    near = NodeProcess("node-a", slot_bytes=BIG_SLOT_BYTES, fetch_inflight_blocks=2, client_dead_s=6.0)
+    far = NodeProcess("node-b", slot_bytes=BIG_SLOT_BYTES, fetch_inflight_blocks=2, client_dead_s=6.0)
     reader, writer = near.client(), far.client()
     try:
         put(writer, chain(12))
         get(writer, chain(12))  # the commits are through
-        reader.acquire(chain(13), wait=True, source=far.source, timeout_s=4.0)
+        reader.acquire(chain(13), wait=True, source=far.source, timeout_s=timeout_s)
         until(lambda: near.stats()["bytes_in"] > 0)
         at = time.monotonic()
         far.signal(how)
-        end = next(e for e in wait_for(reader, AcquireEnded, within_s=6.0) if isinstance(e, AcquireEnded))
-        assert time.monotonic() - at < 4.5
+        end = next(e for e in wait_for(reader, AcquireEnded, within_s=15.0) if isinstance(e, AcquireEnded))
+        assert time.monotonic() - at < 15.0
         assert end.available <= 12
-        assert end.miss in miss
+        assert end.miss is miss
         stats = near.stats()
         assert (stats["fetches"], stats["slots_reserved"], stats["acquires_waiting"]) == (0, 0, 0)
         assert stats["slots_free"] == stats["slots_total"] - end.available

@@ -112,6 +112,16 @@ def test_a_slot_given_to_another_is_seen_by_a_reader_whose_lease_ended(node: Poo
     assert not block.verify()
 
 
+def test_a_slot_that_is_free_again_is_nobodys_though_its_bytes_are_still_right(node: PoolNode, client: PoolClient):
+    put(client, [key(1)], private=True)
+    ((block,), _) = get(client, [key(1)])
+    assert block.verify()
+    client.release(block.lease, consume=True)
+    until(lambda: node.stats()["slots_free"] == SLOTS)
+    assert bytes(block.buffer) == content(key(1))
+    assert not block.verify()
+
+
 def test_a_writer_waits_for_room_and_is_told_when_there_is_none(node: PoolNode, client: PoolClient):
     put(client, chain(SLOTS))
     blocks, _ = get(client, chain(SLOTS))

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
-from benchmarks import cluster_latency, engine_rates, idle_and_ready, vllm_rates  # noqa: F401 - importing them fills the registry
-from benchmarks.harness import main, registry
+# Importing them fills the registry; they run in this order. Those that start a cluster stand together.
+# isort: off
+from benchmarks import cluster_latency, idle_and_ready, engine_rates, vllm_rates, pool_and_route  # noqa: F401
+
+# isort: on
+from benchmarks.harness import registry
+from benchmarks.report import main
+
+WIDTH_MIN = 160
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """So that a run that is told to end closes its cluster and its peers."""
+    raise SystemExit(128 + number)
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure moonpool, beside its peers, in one run.")
     parser.add_argument("--only", help="regular expression searched in row names")
     parser.add_argument("--json", type=Path, help="write one JSON object per row to this file")
     options = parser.parse_args()
-    sys.exit(main(registry, options.only, options.json, Console()))
+    signal.signal(signal.SIGTERM, _end)
+    console = Console()
+    sys.exit(main(registry, options.only, options.json, console if console.is_terminal else Console(width=WIDTH_MIN)))

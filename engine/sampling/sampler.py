@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 from engine.sampling.params import SamplingParams
 from engine.serving.token_stream import TokenLogprob
 
-NUCLEUS_FIRST_LOOK: Final = 512
-"""Tokens looked at first for a nucleus: sorting a whole vocabulary costs more than a small model's step."""
-
-
 GREEDY_BELOW: Final = 1e-5
 """A temperature so small that dividing by it may overflow is greedy."""
+NUCLEUS_STEP: Final = 16.0
+NUCLEUS_LEAST: Final = 1e-18
+"""A nucleus is looked for among the weights down to ever smaller ones; below this share of the largest it is everything."""
 
 
 class NonFiniteLogitsError(ValueError):
-    """The model gave NaN or infinity: nothing can be drawn for ``rows``. The others are fine."""
+    """The model gave NaN, infinity, or no finite logit at all for ``rows`` (indices into the batch); the other rows are sound."""
 
     def __init__(self, rows: Sequence[int]) -> None:
         super().__init__(f"the model produced logits that are not finite ({len(rows)} rows)")
@@ -38,73 +37,84 @@ class Drawn:
 
 
 def sample(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[Drawn]:
-    """Draw one token per row of ``logits`` (float32 ``[n, vocab]``). ``positions[i]`` is the index in the answer of the token
-    drawn.
+    """Draw one token per row of ``logits`` (float32 ``[n, vocab]``). ``positions[i]``: index in the answer of the token drawn.
 
-    Row by row, so company never changes a draw. Greedy is argmax. Otherwise: softmax of ``logits / temperature`` over the
-    ``top_k`` largest,
-    cut to the smallest set whose share of that reaches ``top_p``, then the inverse of its cumulative sum (largest first, ties by
-    token id) at
-    one uniform number, a fixed function of (seed, position) by counter-based Philox. So an answer goes on alike on any worker.
-    Raises :class:`NonFiniteLogitsError`.
+    Greedy is argmax, one for all rows. Otherwise: softmax of ``logits / temperature`` over the ``top_k`` largest, cut to the
+    smallest set whose share of that reaches ``top_p`` (ties: the smaller token id stays), then the inverse of its cumulative sum
+    in token order at one uniform number, a fixed function of (seed, position). Each row by itself, so neither company in the
+    batch nor a move to another worker changes a draw. A logit of -inf is never drawn. Raises :class:`NonFiniteLogitsError`.
     """
     highest, best = logits.max(dim=-1)
-    finite = torch.isfinite(highest)
-    if not bool(finite.all()):
-        raise NonFiniteLogitsError((~finite).nonzero().flatten().tolist())
-    greedy = best.tolist()
-    drawn: list[Drawn] = []
-    for row, (wish, position) in enumerate(zip(params, positions, strict=True)):
-        token = greedy[row] if wish.temperature < GREEDY_BELOW else _draw(logits[row], wish, position)
-        logprob = None if wish.logprobs is None else _logprob(logits[row], token, wish.logprobs)
-        drawn.append(Drawn(token, logprob))
-    return drawn
+    finite = torch.isfinite(highest).tolist()  # a maximum hides no NaN
+    if not all(finite):
+        raise NonFiniteLogitsError([row for row, sound in enumerate(finite) if not sound])
+    tokens: list[int] = best.tolist()
+    drawing = [row for row, wish in enumerate(params) if wish.temperature >= GREEDY_BELOW]
+    if drawing:  # one copy off the device for all of them
+        for row, scores in zip(drawing, logits[drawing].cpu().numpy(), strict=True):
+            tokens[row] = _draw(scores, params[row], positions[row])
+    return [
+        Drawn(token, None if wish.logprobs is None else _logprob(logits[row], token, wish.logprobs))
+        for row, (token, wish, _) in enumerate(zip(tokens, params, positions, strict=True))
+    ]
 
 
 def uniform(seed: int, position: int) -> float:
-    """In [0, 1): the same for the same arguments on every machine."""
+    """In [0, 1): the same for the same arguments on every machine (counter-based Philox)."""
     bits = np.random.Philox(key=seed, counter=position)
     return float(np.random.Generator(bits).random())
 
 
-def _draw(row: torch.Tensor, wish: SamplingParams, position: int) -> int:
+def _draw(logits: NDArray[np.float32], wish: SamplingParams, position: int) -> int:
     """One number decides: where it falls in the cumulative sum of what is left of the distribution."""
-    ids, weights = _candidates(row, wish)
-    cumulative = np.cumsum(weights)
-    chosen = int(np.searchsorted(cumulative, uniform(wish.seed, position) * cumulative[-1], side="right"))
-    return int(ids[min(chosen, len(ids) - 1)])
+    scores = logits.astype(np.float64)
+    weights = np.exp((scores - scores.max()) / wish.temperature)
+    ids = _candidates(weights, wish.top_k, wish.top_p)
+    cumulative = np.cumsum(weights if ids is None else weights[ids])
+    total = cumulative[-1]
+    chosen = int(np.searchsorted(cumulative, uniform(wish.seed, position) * total, side="right"))
+    chosen = min(chosen, int(np.searchsorted(cumulative, total)))  # rounding must not reach a token without weight
+    return chosen if ids is None else int(ids[chosen])
 
 
-def _candidates(row: torch.Tensor, wish: SamplingParams) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Token ids that may be drawn and their weights (not normalised), in an order that depends on the row alone."""
-    scores = row.double().cpu().numpy() / wish.temperature
-    weights = np.exp(scores - scores.max())
-    ids = np.arange(len(weights))
-    if wish.top_k and wish.top_k < len(ids):
-        ids = _largest(weights, wish.top_k)
-    if wish.top_p < 1.0:
-        wanted = wish.top_p * float(weights[ids].sum())
-        best = _largest(weights, min(len(ids), NUCLEUS_FIRST_LOOK), among=ids)
-        if float(weights[best].sum()) < wanted:  # a flat distribution: its nucleus is larger than the first look
-            best = _largest(weights, len(ids), among=ids)
-        keep = int(np.searchsorted(np.cumsum(weights[best]), wanted, side="left")) + 1
-        ids = best[:keep]
-    return ids, weights[ids]
+def _candidates(weights: NDArray[np.float64], top_k: int, top_p: float) -> NDArray[np.intp] | None:
+    """Token ids that may be drawn, ascending; None for all of them."""
+    ids: NDArray[np.intp] | None = None
+    if 0 < top_k < len(weights):
+        ids = _largest(weights, np.partition(weights, len(weights) - top_k)[len(weights) - top_k], top_k)
+    if top_p < 1.0:
+        left = weights if ids is None else weights[ids]
+        kept = _nucleus(left, top_p * float(left.sum()))
+        ids = kept if ids is None else ids[kept]
+    return ids
 
 
-def _largest(weights: NDArray[np.float64], count: int, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """The ``count`` ids of largest weight, largest first, ties by id."""
-    ids = np.arange(len(weights)) if among is None else np.sort(among)
-    if count < len(ids):
-        # Everything at least as large as the count-th is a candidate: a partition alone would pick among ties at random.
-        border = np.partition(weights[ids], len(ids) - count)[len(ids) - count]
-        ids = ids[weights[ids] >= border]
-    return ids[np.argsort(-weights[ids], kind="stable")][:count]
+def _nucleus(weights: NDArray[np.float64], wanted: float) -> NDArray[np.intp]:
+    """Indices, ascending, of the smallest set of weights that add up to ``wanted``."""
+    least = 1.0  # the largest weight is exp(0)
+    while (enough := weights[weights >= least]).sum() < wanted and least > 0:
+        least = least / NUCLEUS_STEP if least > NUCLEUS_LEAST else 0.0  # sorting the whole vocabulary costs 10 ms
+    descending = np.sort(enough)[::-1]
+    count = min(int(np.searchsorted(np.cumsum(descending), wanted)) + 1, len(enough))
+    return _largest(weights, descending[count - 1], count)
+
+
+def _largest(weights: NDArray[np.float64], border: np.float64, count: int) -> NDArray[np.intp]:
+    """Indices, ascending, of the ``count`` largest weights, of which ``border`` is the smallest; among ties the first stay."""
+    above = np.flatnonzero(weights > border)
+    ties = np.flatnonzero(weights == border)[: count - len(above)]
+    return np.sort(np.concatenate([above, ties]))
 
 
 def _logprob(row: torch.Tensor, token: int, top: int) -> TokenLogprob:
-    """Of the raw distribution (temperature 1, nothing cut), as OpenAI's API reports it."""
+    """Of the raw distribution (temperature 1, nothing cut), as OpenAI's API reports it. Tokens of no probability are left out."""
     logprobs = torch.log_softmax(row.float(), dim=-1)
-    values, ids = torch.topk(logprobs, top) if top else (logprobs[:0], logprobs[:0].long())
-    best = tuple((int(i), float(v)) for i, v in zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprob(float(logprobs[token]), best)
+    best: list[tuple[int, float]] = []
+    if top:
+        border = torch.topk(logprobs, min(top, len(logprobs))).values[-1]
+        ids = torch.nonzero(
+            (logprobs >= border) & torch.isfinite(logprobs)
+        ).flatten()  # all that tie: topk picks among them freely
+        values, order = torch.sort(logprobs[ids], descending=True, stable=True)
+        best = list(zip(ids[order[:top]].tolist(), values[:top].tolist(), strict=True))
+    return TokenLogprob(float(logprobs[token]), tuple(best))

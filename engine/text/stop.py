@@ -15,7 +15,11 @@ class StopResult:
 
 
 class StopChecker:
-    """Holds back text that may be the beginning of a stop string; the stop string itself is never given out."""
+    """Holds back text that may be the beginning of a stop string; the stop string itself is never given out.
+
+    The stop string that is complete first ends the answer; of several that end at the same character, the longest. So the result
+    depends on the text alone, not on how it was cut into pieces (which depends on timing).
+    """
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(s for s in stop if s)
@@ -24,27 +28,26 @@ class StopChecker:
         self._stopped = False
 
     def push(self, text: str) -> StopResult:
-        """Take the next piece. After a stop nothing more is given out. Where several stop strings match, the earliest begins
-        the stop."""
+        """Take the next piece. After a stop nothing more is given out."""
         if self._stopped:
             return StopResult("", stopped=True)
-        self._held += text
-        found = [at for at in (self._held.find(s) for s in self._stop) if at >= 0]
+        held = self._held + text
+        found = [(at + len(s), at) for s in self._stop if (at := held.find(s)) >= 0]
         if found:
-            emit, self._held, self._stopped = self._held[: min(found)], "", True
-            return StopResult(emit, stopped=True)
-        keep = self._possible_start()
-        emit, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return StopResult(emit, stopped=False)
+            self._held, self._stopped = "", True
+            return StopResult(held[: min(found)[1]], stopped=True)
+        out = len(held) - self._possible_start(held)
+        self._held = held[out:]
+        return StopResult(held[:out], stopped=False)
 
     def flush(self) -> str:
         """What is still held back, at the end of the answer."""
         emit, self._held = self._held, ""
         return emit
 
-    def _possible_start(self) -> int:
-        """Length of the longest end of the held text that begins some stop string."""
-        for length in range(min(self._longest - 1, len(self._held)), 0, -1):
-            if any(s.startswith(self._held[-length:]) for s in self._stop):
+    def _possible_start(self, held: str) -> int:
+        """Length of the longest end of ``held`` that begins some stop string."""
+        for length in range(min(self._longest - 1, len(held)), 0, -1):
+            if any(s.startswith(held[-length:]) for s in self._stop):
                 return length
         return 0

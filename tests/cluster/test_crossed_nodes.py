@@ -36,6 +36,6 @@ def test_blocks_cross_from_node_to_node_and_preempted_answers_go_on(crossed: Clu
         )
     assert together[:3] == alone
     stats = crossed.stats()
-    assert stats["node-1"]["bytes_in_total"] > 0, "nothing was fetched from the other node"
+    assert stats["node-1"]["bytes_in"] > 0, "nothing was fetched from the other node"
     assert stats["decode-0"]["preempted_total"] + stats["decode-1"]["preempted_total"] > 0, "the cache was never full"
     eventually(lambda: all_free(crossed), what="all blocks are free")

@@ -32,7 +32,7 @@ def pairs(
 ) -> Iterator[ClusterProcess]:
     """Two prefill and two decode workers, so that there is somewhere else to go."""
     settings = tiny_settings | {
-        "prefill": tiny_settings["prefill"] | {"workers": 2},
+        "prefill": tiny_settings["prefill"] | {"workers": 2, "publish_timeout_s": 3.0, "load_timeout_s": 2.0},
         "decode": tiny_settings["decode"] | {"workers": 2},
         "scheduler": {"suspect_after_s": 1.0, "dead_after_s": 2.0},
     }

@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def crossed(tiny_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
-    """One prefill worker at node-0; decode workers at node-0 and node-1, with room for about 60 blocks of 16 tokens each."""
+    """One prefill worker at node-0; decode workers at node-0 and node-1, with room for 40 blocks of 16 tokens: one answer and a half."""
     settings = tiny_settings | {
         "pool": tiny_settings["pool"] | {"nodes": 2},
-        "decode": tiny_settings["decode"] | {"workers": 2, "device_cache": "1MiB"},
+        "decode": tiny_settings["decode"] | {"workers": 2, "device_cache": "320KiB"},
         "scheduler": {"expected_output_tokens": 16},
     }
     cluster = ClusterProcess(settings, log=tmp_path_factory.mktemp("crossed") / "launcher.log")

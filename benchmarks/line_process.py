@@ -14,13 +14,21 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 STOP_TIMEOUT_S: Final = 20.0
 TAIL_CHARS: Final = 400
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
+
+
+SETTLE_TIMEOUT_S: Final = 10.0
+SETTLE_LOOK_S: Final = 0.25
+SETTLED_SHARE: Final = 0.1
 
 
 class ChildError(RuntimeError):
@@ -67,6 +75,27 @@ class LineProcess:
         except OSError:
             raise ChildError(f"{self._name} is gone: {self._tail()}") from None
         return self._answer(timeout_s)
+
+    def settle(self) -> None:
+        """Wait until the child and all it started leave the processor alone: threads may spin for a while after their work, and
+        whoever is measured next would pay for that. Goes on after ``SETTLE_TIMEOUT_S``, with what noise there is."""
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        before = self._cpu_seconds()
+        while time.monotonic() < deadline:
+            time.sleep(SETTLE_LOOK_S)
+            now = self._cpu_seconds()
+            if now - before < SETTLED_SHARE * SETTLE_LOOK_S:
+                return
+            before = now
+
+    def _cpu_seconds(self) -> float:
+        root = psutil.Process(self.pid)
+        total = 0.0
+        for process in [root, *root.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
 
     def stop(self) -> None:
         """End of input tells the child to end; then its whole process group is ended by force."""

@@ -82,7 +82,9 @@ def prefill(mode: str, length: int) -> Callable[[LineProcess, LineProcess], Iter
         prompts = [random_ids(length, random.Random(100 * length + i)) for i in range(REPEATS + 1)]
 
         def rate(child: LineProcess, round_: Iterator[list[int]]) -> float:
-            return length / child.ask(ANSWER_S, do="prefill", prompt=next(round_))["seconds"]
+            seconds = child.ask(ANSWER_S, do="prefill", prompt=next(round_))["seconds"]
+            child.settle()
+            return length / seconds
 
         mine, other = iter(prompts), iter(prompts)
         a, b = interleaved(REPEATS + 1, lambda: rate(engine, mine), lambda: rate(peer, other))
@@ -98,11 +100,15 @@ def decode(mode: str, batch: int) -> Callable[[LineProcess, LineProcess], Iterat
         generator = random.Random(batch)
 
         def engine_rate() -> float:
-            return batch * STEPS / engine.ask(ANSWER_S, do="decode", context=CONTEXT, batch=batch, steps=STEPS)["seconds"]
+            seconds = engine.ask(ANSWER_S, do="decode", context=CONTEXT, batch=batch, steps=STEPS)["seconds"]
+            engine.settle()
+            return batch * STEPS / seconds
 
         def peer_rate() -> float:
             prompts = [random_ids(CONTEXT, generator) for _ in range(batch)]
-            return batch * STEPS / peer.ask(ANSWER_S, do="decode", prompts=prompts, steps=STEPS)["seconds"]
+            seconds = peer.ask(ANSWER_S, do="decode", prompts=prompts, steps=STEPS)["seconds"]
+            peer.settle()
+            return batch * STEPS / seconds
 
         yield _row(f"decode_vllm_{mode}_b{batch}", mode, *interleaved(REPEATS + 1, engine_rate, peer_rate))
 

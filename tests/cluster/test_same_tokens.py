@@ -19,8 +19,8 @@ from tests.cluster.conftest import ClusterProcess
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.timeout(600)]
 
 QUESTIONS = Path(__file__).resolve().parents[1] / "data" / "mt_bench_20.jsonl"
-TOKENS = 16
-FOLLOW_UP_TOKENS = 8
+TOKENS = 12
+FOLLOW_UP_TOKENS = 6
 
 Message = dict[str, str]
 

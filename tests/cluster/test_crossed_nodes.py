@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def crossed(tiny_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcess]:
-    """One prefill worker at node-0; decode workers at node-0 and node-1, with room for 40 blocks of 16 tokens: one answer and a half."""
+    """One prefill worker at node-0; decode workers at node-0 and node-1, with room for one answer and a half each."""
     settings = tiny_settings | {
         "pool": tiny_settings["pool"] | {"nodes": 2},
         "decode": tiny_settings["decode"] | {"workers": 2, "device_cache": "320KiB"},

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.cluster.conftest import ClusterProcess, eventually
+from tests.cluster.conftest import ClusterProcess, all_free, eventually
 from tests.cluster.faults import FOLDER_VARIABLE, arm
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -68,16 +68,7 @@ def wait_until_whole(cluster: ClusterProcess, workers: int = 5) -> None:
 def nothing_leaks(cluster: ClusterProcess) -> None:
     """Every lease, reservation and device block is back."""
 
-    def clean() -> bool:
-        for name, stats in cluster.stats().items():
-            if name.startswith("node-"):
-                if stats["leases"] or stats["slots_reserved"]:
-                    return False
-            elif stats["cache_blocks_free"] != stats["cache_blocks"]:
-                return False
-        return True
-
-    eventually(clean, within_s=30, what="leases, reservations and blocks are back")
+    eventually(lambda: all_free(cluster), within_s=30, what="leases, reservations and blocks are back")
 
 
 POINTS = [

@@ -7,10 +7,10 @@
               behind them       (sealed) footer: one entry per record worth finding
               last page         (sealed) trailer: where the footer lies, and its checksum
 
-Header page, record header and trailer are one page each and end with the checksum of all that precedes it in the page, so no bit of
-them can change unnoticed. A page that differs in anything from what is expected (magic, version, store, segment, generation, page)
-is simply *not that page*: decoding answers None, since torn writes and earlier generations are what a log normally finds behind its
-end. Only a directory of another format is an error.
+Header page, record header and trailer are one page each and end with the checksum of all that precedes it in the page, so no bit
+of them can change unnoticed. A page that differs in anything from what is expected (magic, version, store, segment, generation,
+page) is simply *not that page*: decoding answers None, since torn writes and earlier generations are what a log normally finds
+behind its end. Only a directory of another format is an error.
 """
 
 from __future__ import annotations

@@ -1,0 +1,133 @@
+"""A fixed number of threads that do the tier's blocking calls: reads first, then writes in an order that a crash cannot harm.
+
+One :class:`Workers` serves one opening of the directory. Where a thread hangs in the kernel, the whole set is given up
+(``drain``), and it is never asked again: the next opening has threads of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """``run`` catches what it knows; ``group`` and ``alone`` order writes: of one group, a job that is ``alone`` starts when all
+    before it have ended and is over before any after it starts. None: a read, which waits for nobody."""
+
+    run: Callable[[], None]
+    group: int | None = None
+    alone: bool = False
+
+
+class Workers:
+    """``threads`` daemon threads. With more than one, one is kept from writing, so that a read finds a thread soon.
+
+    ``clock`` is monotonic seconds. All methods from any thread.
+    """
+
+    def __init__(self, threads: int, *, name: str, clock: Callable[[], float]) -> None:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        self._clock = clock
+        self._writers_max = max(1, threads - 1)
+        self._reads: deque[Job] = deque()
+        self._writes: deque[Job] = deque()
+        self._running: dict[int, Job] = {}
+        """By thread."""
+        self._since: dict[int, float] = {}
+        self._changed = threading.Condition()
+        self._closing = False
+        self._threads = [threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(threads)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job) -> None:
+        with self._changed:
+            (self._reads if job.group is None else self._writes).append(job)
+            self._changed.notify()
+
+    def beat(self) -> None:
+        """The running job made progress: it does not hang yet."""
+        thread = threading.get_ident()
+        if thread in self._since:
+            self._since[thread] = self._clock()
+
+    def oldest_since(self) -> float | None:
+        """When the job that has been silent for longest began or last made progress; None where nothing runs."""
+        return min(list(self._since.values()), default=None)
+
+    def drain(self) -> list[Job]:
+        """Take back every job that has not started."""
+        with self._changed:
+            waiting = [*self._reads, *self._writes]
+            self._reads.clear()
+            self._writes.clear()
+            return waiting
+
+    @property
+    def busy(self) -> int:
+        """Threads with a job."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._reads) + len(self._writes)
+
+    def close(self) -> None:
+        """Let the threads end once nothing is left to do."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the threads' end; False where one is still in the kernel."""
+        deadline = self._clock() + timeout_s
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - self._clock()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # --- the threads --------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        thread = threading.get_ident()
+        while True:
+            with self._changed:
+                job = self._next()
+                while job is None:
+                    if self._closing and not self._reads and not self._writes:
+                        return
+                    self._changed.wait()
+                    job = self._next()
+                self._running[thread] = job
+                self._since[thread] = self._clock()
+            try:
+                job.run()
+            except Exception:
+                log.exception("ssd: a job failed in a way it does not know")
+            with self._changed:
+                del self._running[thread]
+                del self._since[thread]
+                self._changed.notify_all()  # those that waited for its end, and for its place
+
+    def _next(self) -> Job | None:
+        if self._reads:
+            return self._reads.popleft()
+        writing = [job for job in self._running.values() if job.group is not None]
+        if len(writing) >= self._writers_max:
+            return None
+        before = writing
+        for position, job in enumerate(self._writes):
+            if not any(other.group == job.group and (other.alone or job.alone) for other in before):
+                del self._writes[position]
+                return job
+            before = [*before, job]
+        return None

@@ -88,8 +88,8 @@ class Health:
         self._up_since = now
 
     def failed(self, reason: str, now: float) -> bool:
-        """Stop using it. True where that is news: it was up, or was never up, or the reason is another."""
-        news = self.phase is Phase.UP or self.reason != reason
+        """Stop using it. True where that is news: it was up, or this was the first attempt."""
+        news = self.reason is None
         if self.phase is Phase.UP and now - self._up_since >= RETRY_MAX_S:
             self.failures = 0
         self._leave(Phase.OPENING, Phase.UP)

@@ -88,14 +88,14 @@ class Directory:
         fd = filesystem.open_directory(path)
         lock_fd = -1
         try:
+            if device is not None and filesystem.fstat(fd).st_dev != device and read_format(fd, filesystem) is None:
+                raise ForeignDeviceError
             lock_fd = filesystem.open(LOCK_FILE, os.O_RDWR | os.O_CREAT, fd)
             if not filesystem.lock(lock_fd):
                 raise DirectoryInUseError
             found = read_format(fd, filesystem)
             names = filesystem.listdir(fd)
             if found is None:
-                if device is not None and filesystem.fstat(fd).st_dev != device:
-                    raise ForeignDeviceError
                 if any(SEGMENT_NAME.fullmatch(name) for name in names):
                     raise SsdFormatError(
                         f"{path} has segment files but no {FORMAT_FILE} file: empty it, or name another directory for the SSD tier"

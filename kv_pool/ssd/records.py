@@ -7,8 +7,7 @@ touches its slots any more. All times are wall-clock seconds, all lengths bytes,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final
+from typing import Final, Literal
 
 from kv_pool.keys import BlockKey
 
@@ -112,7 +111,7 @@ class ReadRecord:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredSegment:
-    """What a segment file holds at the start. ``entries`` in write order; an unsealed one may be written from ``used_pages`` on."""
+    """What a segment file holds at the start: ``entries`` in write order. An unsealed one is written on from ``used_pages``."""
 
     id: int
     generation: int
@@ -150,9 +149,7 @@ class BatchWritten:
     bytes_written: int
 
 
-class Fault(Enum):
-    CORRUPT = "corrupt"
-    IO = "io"
+Fault = Literal["corrupt", "io"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,21 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
-import logging
 import os
 import re
-import uuid
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final
 
 from kv_pool.ssd.disk.filesystem import FileSystem
+from kv_pool.ssd.format import STORE_BYTES, DirectoryFormat, decode_format, encode_format
 from kv_pool.ssd.records import PAGE, SsdFormatError
 
-log = logging.getLogger(__name__)
-
-FORMAT_NAME: Final = "moonpool-ssd"
-FORMAT_VERSION: Final = 1
 FORMAT_BYTES_MAX: Final = 64 * 1024
 FORMAT_FILE: Final = "FORMAT"
 LOCK_FILE: Final = "LOCK"
@@ -45,22 +38,6 @@ class ForeignDeviceError(Exception):
     """The directory is on another filesystem than before: its own is not mounted, and this one is not ours to fill."""
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    store: str
-    """32 hexadecimal digits, drawn when the directory was made."""
-    segment_bytes: int
-    segments: int
-
-    @property
-    def store_id(self) -> bytes:
-        return bytes.fromhex(self.store)
-
-    @property
-    def segment_pages(self) -> int:
-        return self.segment_bytes // PAGE
-
-
 def segment_name(segment: int) -> str:
     return f"segment-{segment:06d}.kv"
 
@@ -68,7 +45,7 @@ def segment_name(segment: int) -> str:
 class Directory:
     """An open directory, locked until :meth:`close`. The descriptor stays with this directory whatever is renamed or mounted."""
 
-    def __init__(self, path: str, fd: int, lock_fd: int, layout: Format, filesystem: FileSystem) -> None:
+    def __init__(self, path: str, fd: int, lock_fd: int, layout: DirectoryFormat, filesystem: FileSystem) -> None:
         self.path = path
         self.fd = fd
         self.format = layout
@@ -100,16 +77,16 @@ class Directory:
                     raise SsdFormatError(
                         f"{path} has segment files but no {FORMAT_FILE} file: empty it, or name another directory for the SSD tier"
                     )
-                found = Format(uuid.uuid4().hex, segment_bytes, segments)
-                _write_format(fd, found, filesystem)
+                found = DirectoryFormat(os.urandom(STORE_BYTES), segment_bytes, segments)
+                replace_file(FORMAT_FILE, encode_format(found), fd, filesystem)
             elif found.segment_bytes != segment_bytes or found.segments > segments:
                 raise SsdFormatError(
                     f"{path} was made for {found.segments} segments of {found.segment_bytes} bytes, asked for are {segments} of "
                     f"{segment_bytes}: set these sizes back, or empty the directory (its blocks are lost, and recomputed when needed)"
                 )
             elif found.segments < segments:
-                found = Format(found.store, segment_bytes, segments)
-                _write_format(fd, found, filesystem)
+                found = DirectoryFormat(found.store, segment_bytes, segments)
+                replace_file(FORMAT_FILE, encode_format(found), fd, filesystem)
             for name in names:
                 if name.endswith(TEMPORARY):
                     with contextlib.suppress(FileNotFoundError):
@@ -120,6 +97,10 @@ class Directory:
                 filesystem.close(lock_fd)
             filesystem.close(fd)
             raise
+
+    @property
+    def segment_pages(self) -> int:
+        return self.format.segment_bytes // PAGE
 
     @property
     def device(self) -> int:
@@ -150,7 +131,7 @@ class Directory:
         self.filesystem.close(self.fd)
 
 
-def read_format(dir_fd: int, filesystem: FileSystem) -> Format | None:
+def read_format(dir_fd: int, filesystem: FileSystem) -> DirectoryFormat | None:
     """What FORMAT says; None where there is none. Raises SsdFormatError where it cannot be understood, OSError."""
     try:
         fd = filesystem.open(FORMAT_FILE, os.O_RDONLY, dir_fd)
@@ -161,43 +142,10 @@ def read_format(dir_fd: int, filesystem: FileSystem) -> Format | None:
         size = filesystem.preadv(fd, [memoryview(content)], 0)
     finally:
         filesystem.close(fd)
-    return _parse_format(bytes(content[:size]))
-
-
-def _parse_format(content: bytes) -> Format:
-    advice = "use the version that wrote it, or name another directory for the SSD tier"
     try:
-        fields: object = json.loads(content)
-        if not isinstance(fields, dict):
-            raise TypeError("not an object")
-        fields = cast(dict[str, Any], fields)
-        if fields["format"] != FORMAT_NAME:
-            raise ValueError("not ours")
-        version = fields["version"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise SsdFormatError(f"{FORMAT_FILE} is not a description of an SSD tier: {advice}") from error
-    if version != FORMAT_VERSION:
-        raise SsdFormatError(f"the SSD tier has format version {version}, known is {FORMAT_VERSION}: {advice}")
-    try:
-        found = Format(fields["store"], fields["segment_bytes"], fields["segments"])
-        sound = len(found.store_id) == 16 and found.segment_bytes >= 4 * PAGE and found.segments >= 1
-        sound = sound and found.segment_bytes % PAGE == 0
-    except (ValueError, TypeError, KeyError) as error:
-        raise SsdFormatError(f"{FORMAT_FILE} lacks what version {version} needs: {advice}") from error
-    if not sound:
-        raise SsdFormatError(f"{FORMAT_FILE} says what cannot be: {advice}")
-    return found
-
-
-def _write_format(fd: int, layout: Format, filesystem: FileSystem) -> None:
-    fields = {
-        "format": FORMAT_NAME,
-        "version": FORMAT_VERSION,
-        "store": layout.store,
-        "segment_bytes": layout.segment_bytes,
-        "segments": layout.segments,
-    }
-    replace_file(FORMAT_FILE, (json.dumps(fields, indent=2) + "\n").encode(), fd, filesystem)
+        return decode_format(bytes(content[:size]))
+    except SsdFormatError as error:
+        raise SsdFormatError(f"{error}: use the version that wrote it, or name another directory for the SSD tier") from error
 
 
 def replace_file(name: str, content: bytes, dir_fd: int, filesystem: FileSystem) -> None:

@@ -60,7 +60,7 @@ class Health:
     def __init__(self, *, hang_s: float, retry_s: float) -> None:
         if hang_s <= 0 or retry_s <= 0:
             raise ValueError(f"hang_s and retry_s must be positive, got {hang_s} and {retry_s}")
-        self._hang_s = hang_s
+        self.hang_s = hang_s
         self._retry_s = retry_s
         self.phase = Phase.NEW
         self.reason: str | None = None
@@ -113,7 +113,7 @@ class Health:
 
     def hangs(self, oldest_since: float | None, now: float) -> bool:
         """The oldest job in the kernel has shown no progress for longer than ``hang_s``."""
-        return oldest_since is not None and now - oldest_since > self._hang_s
+        return oldest_since is not None and now - oldest_since > self.hang_s
 
     def read_failed(self) -> bool:
         """True where that was one too many."""

@@ -1,7 +1,7 @@
 """A fixed number of threads that do the tier's blocking calls: reads first, then writes in an order that a crash cannot harm.
 
-One :class:`Workers` serves one opening of the directory. Where a thread hangs in the kernel, the whole set is given up
-(``drain``), and it is never asked again: the next opening has threads of its own.
+One :class:`Workers` serves one opening of the directory. When that is over (:meth:`Workers.end`, :meth:`Workers.abandon`) a last job
+closes it, once every thread is back from the kernel; the next opening has threads of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class Job:
     run: Callable[[], None]
     group: int | None = None
     alone: bool = False
+    order: object = None
+    """What it was made for, for whoever gets it back."""
 
 
 class Workers:
@@ -42,17 +44,38 @@ class Workers:
         """By thread."""
         self._since: dict[int, float] = {}
         self._changed = threading.Condition()
-        self._closing = False
+        self._ending = False
+        self._last: Job | None = None
         self._threads = [threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(threads)]
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job) -> bool:
+        """False where the end has begun: it will not run."""
         with self._changed:
+            if self._ending:
+                return False
             (self._reads if job.group is None else self._writes).append(job)
             self._changed.notify()
+            return True
+
+    def end(self, last: Job) -> None:
+        """Take nothing more. When all is done, run ``last``; then the threads end."""
+        with self._changed:
+            if not self._ending:
+                self._ending, self._last = True, last
+            self._changed.notify_all()
+
+    def abandon(self, last: Job) -> list[Job]:
+        """:meth:`end`, without what has not started: that is returned, and will not run."""
+        with self._changed:
+            waiting = [*self._reads, *self._writes]
+            self._reads.clear()
+            self._writes.clear()
+        self.end(last)
+        return waiting
 
     def beat(self) -> None:
         """The running job made progress: it does not hang yet."""
@@ -64,14 +87,6 @@ class Workers:
         """When the job that has been silent for longest began or last made progress; None where nothing runs."""
         return min(list(self._since.values()), default=None)
 
-    def drain(self) -> list[Job]:
-        """Take back every job that has not started."""
-        with self._changed:
-            waiting = [*self._reads, *self._writes]
-            self._reads.clear()
-            self._writes.clear()
-            return waiting
-
     @property
     def busy(self) -> int:
         """Threads with a job."""
@@ -80,12 +95,6 @@ class Workers:
     @property
     def waiting(self) -> int:
         return len(self._reads) + len(self._writes)
-
-    def close(self) -> None:
-        """Let the threads end once nothing is left to do."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the threads' end; False where one is still in the kernel."""
@@ -103,7 +112,7 @@ class Workers:
             with self._changed:
                 job = self._next()
                 while job is None:
-                    if self._closing and not self._reads and not self._writes:
+                    if self._ending and self._last is None:
                         return
                     self._changed.wait()
                     job = self._next()
@@ -121,6 +130,10 @@ class Workers:
     def _next(self) -> Job | None:
         if self._reads:
             return self._reads.popleft()
+        if self._ending and not self._writes and not self._running:
+            job, self._last = self._last, None
+            self._changed.notify_all()  # the others may go home
+            return job
         writing = [job for job in self._running.values() if job.group is not None]
         if len(writing) >= self._writers_max:
             return None

@@ -75,7 +75,7 @@ class Transfers:
             file.check_linked()
 
     def _check(self, batch: WriteBatch) -> None:
-        end = self._segment_pages - (1 if batch.footer is not None else 0)
+        end = self._segment_pages if batch.footer is None else min(batch.footer.page, self._segment_pages - 1)
         for item in batch.records:
             place, length = item.place, item.record.length
             sound = (place.segment, place.generation, place.length) == (batch.segment, batch.generation, length)

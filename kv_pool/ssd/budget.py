@@ -1,7 +1,7 @@
 """How much may still be written: so many bytes in any 24 hours, which is what a drive's endurance (DWPD) comes to. Pure.
 
-Bytes are booked in buckets of five minutes. What is counted as spent are all buckets that reach into the last 24 hours, the oldest
-one as a whole, so no window of 24 hours wherever it starts ever holds more than the budget.
+Bytes are booked in buckets of five minutes. What is counted as spent are all buckets that reach into the last 24 hours, the
+oldest one as a whole, so no window of 24 hours wherever it starts ever holds more than the budget.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class WriteBudget:
         self._add(self._bucket(now), count)
 
     def correct(self, charged: int, written: int, charged_at: float, now: float) -> None:
-        """``written`` bytes were really written of those ``charged`` at ``charged_at``. What was too much is given back where it was
-        booked, what was too little is booked now."""
+        """``written`` bytes were really written of those ``charged`` at ``charged_at``. What was too much is given back where it
+        was booked, what was too little is booked now."""
         self._advance(now)
         if written > charged:
             self._add(self._bucket(now), written - charged)

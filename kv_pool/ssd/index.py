@@ -1,7 +1,7 @@
 """All records of the log in compact arrays: key -> record, its place and expiry, and how the chains hang together. Pure.
 
-A record is a small integer (its row). A row exists for what lies on the medium (it has a segment), for what is being written, and as
-a *ghost* for a key that is neither but is the parent of one that is: so a record whose parent comes later finds it.
+A record is a small integer (its row). A row exists for what lies on the medium (it has a segment), for what is being written, and
+as a *ghost* for a key that is neither but is the parent of one that is: so a record whose parent comes later finds it.
 
 ::
 
@@ -77,8 +77,8 @@ class Index:
         return self._parent[row]
 
     def ensure(self, key: BlockKey, parent: BlockKey | None) -> int:
-        """The row of ``key``, a new one if need be, linked to its parent's, which becomes a ghost where it is not known. A ghost that
-        gets its own parent only now is linked now."""
+        """The row of ``key``, a new one if need be, linked to its parent's, which becomes a ghost where it is not known. A ghost
+        that gets its own parent only now is linked now."""
         row = self._rows.get(key)
         if row is None:
             row = self._add(key)

@@ -93,7 +93,7 @@ class Arrival:
     def event(self) -> BlockArrived:
         g = self.grant
         commit = Commit(-1, g.key, g.parent, g.tokens, g.length, g.checksum, g.meta)
-        return BlockArrived(self.fetch, commit, g.private)
+        return BlockArrived(self.fetch, commit, g.private, g.tier)
 
     def land(self, slot: memoryview) -> bool:
         """Copy into ``slot``; True where the bytes there have the checksum that their writer computed."""
@@ -148,7 +148,7 @@ class PeerLinks:
 
     def release(self, arrival: Arrival, *, kept: bool) -> None:
         """The block was dealt with; a private one that is ``kept`` has moved here and goes away there."""
-        self._send(arrival.link, Release(arrival.grant.lease, consume=kept and arrival.grant.private))
+        self._send(arrival.link, Release((arrival.grant.lease,), consume=kept and arrival.grant.private))
 
     # --- what comes of it ---------------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class PeerLinks:
             self._close(link)
             return None
         self._links[peer.endpoint] = link
-        self._send(link, Hello(0, 0))
+        self._send(link, Hello())
         return link
 
     def _ask(self, link: _Link, fetch: StartFetch) -> None:
@@ -250,8 +250,8 @@ class PeerLinks:
         if incarnation != link.incarnation:
             raise MalformedMessageError("another incarnation than the one met")
         match answer:
-            case Granted(ticket, _, grants):
-                return self._arrival(link, ticket, grants, frames, now)
+            case Granted(ticket):
+                return self._arrival(link, ticket, answer.grants(), frames, now)
             case Stalled(ticket):
                 return FetchStalled(ticket) if ticket in link.fetches else None
             case Ended(ticket, _, miss):
@@ -260,9 +260,7 @@ class PeerLinks:
                 self._drop(link)
         return None
 
-    def _arrival(
-        self, link: _Link, ticket: int, grants: tuple[Grant, ...], frames: list[memoryview], now: float
-    ) -> Arrival | None:
+    def _arrival(self, link: _Link, ticket: int, grants: list[Grant], frames: list[memoryview], now: float) -> Arrival | None:
         if len(grants) != 1 or len(frames) != 2:
             raise MalformedMessageError("one block and its bytes are needed")
         (grant,) = grants

@@ -1,7 +1,7 @@
 """The SSD tier's log: what lies where, what is written next, what dies. :class:`SsdLog` is the only door. Pure.
 
-It never touches a byte: it hands out batches to write, is told what came of them, and knows where a block may be read. Nobody has to
-wait for it: a chain that cannot be written now is refused with a reason.
+It never touches a byte: it hands out batches to write, is told what came of them, and knows where a block may be read. Nobody has
+to wait for it: a chain that cannot be written now is refused with a reason.
 
 Always true (``check``):
 
@@ -173,8 +173,9 @@ class SsdLog:
         return plan if isinstance(plan, Refusal) else None
 
     def write(self, chain: Sequence[Candidate], now: float) -> tuple[list[WriteBatch], list[BlockKey]]:
-        """Write a chain, root first, all of it or nothing: what :meth:`refusal` refuses does nothing. Skipped is what is on its way, or
-        here with at least half of its class's time left. Everything else needs its slot until :meth:`written` has named its key.
+        """Write a chain, root first, all of it or nothing: what :meth:`refusal` refuses does nothing. Skipped is what is on its
+        way, or here with at least half of its class's time left. Everything else needs its slot until :meth:`written` has named
+        its key (or :meth:`down`, as failed).
 
         Returns the batches to be written now (the rest waits for more, or for :meth:`flush`), and the keys that left the medium
         because their segment was needed.
@@ -187,8 +188,8 @@ class SsdLog:
         return self._writing.flush(self._batches_max - self._writing.in_flight) if self._up else []
 
     def written(self, batch: int, ok: bool, bytes_written: int, now: float) -> Written:
-        """The disk's answer. Batches take effect in the order in which they were sent, so this may be about earlier ones, or about
-        none yet. Raises KeyError for a batch that is not in flight."""
+        """The disk's answer. Batches take effect in the order in which they were sent, so this may be about earlier ones, or
+        about none yet. Raises KeyError for a batch that is not in flight."""
         return self._writing.answered(batch, ok, bytes_written, now)
 
     # --- leaving ----------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """What is on the medium and what is on its way there, kept prefix-closed. Pure.
 
-A record whose parent was on the medium leaves with it. One that was written ``first`` (its parent was not there) stays when a parent
-that was never there fails to get there. What is being written belongs to the same chains, but is not found yet.
+A record whose parent was on the medium leaves with it. One that was written ``first`` (its parent was not there) stays when a
+parent that was never there fails to get there. What is being written belongs to the same chains, but is not found yet.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
                                      |                    '-- while somebody reads: dying --last reader--> free
                                      '-- a batch failed: sealed without a footer, never written to again
 
-A segment holds records of one retention whose expiries lie close together, so it dies whole and is used again in place: nothing is
-ever copied to make room.
+A segment holds records of one retention whose expiries lie close together, so it dies whole and is used again in place: nothing
+is ever copied to make room.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Final, Protocol
 
 from kv_pool.policy.segments import SegmentFacts, SegmentPolicy
 from kv_pool.ssd.records import PAGE, Place, RecoveredSegment, footer_pages, record_pages
@@ -58,6 +58,8 @@ class Segment:
     touched: float = -math.inf
     readers: int = 0
     writers: int = 0
+    unsent: Unsent | None = None
+    """The batch that is filling."""
     broken: bool = False
     """A batch failed: what lies behind it would not be found by a scan, so nothing more comes here."""
 
@@ -73,6 +75,20 @@ class Segment:
 def fits(segment_pages: int, next_page: int, records: int, length: int) -> bool:
     """Whether one more record fits behind ``records`` others, with room left for the footer of them all."""
     return next_page + record_pages(length) + footer_pages(records + 1) + 1 <= segment_pages
+
+
+class Unsent(Protocol):
+    """A batch that is filling, as far as planning needs it."""
+
+    @property
+    def count(self) -> int:
+        """Records in it."""
+        ...
+
+    @property
+    def count_bytes(self) -> int:
+        """What writing it as it is would take."""
+        ...
 
 
 class Segments:
@@ -185,7 +201,7 @@ class Segments:
             if segment.state in (SegmentState.OPEN, SegmentState.SEALED):
                 self.kill(segment)
 
-    def recovered(self, found: RecoveredSegment, *, writable: bool) -> Segment:
+    def recovered(self, found: RecoveredSegment, *, writable: bool, touched: float) -> Segment:
         """Take over what was found in a segment that is void here; the caller fills it with :meth:`found_record`."""
         segment = self.all[found.id]
         assert segment.state in (SegmentState.FREE, SegmentState.DYING)
@@ -195,6 +211,7 @@ class Segments:
         segment.generation_next = max(segment.generation_next, found.generation + 1)
         segment.retention = found.retention
         segment.next_page = max(1, found.used_pages)
+        segment.touched = touched
         if found.sealed or not writable or segment.writers:
             segment.state = SegmentState.SEALED
         else:

@@ -58,7 +58,8 @@ class Directory:
     ) -> Directory:
         """Open ``path``, or make it. ``device``: the filesystem that it was on before (``st_dev``), None at the first time.
 
-        Raises SsdFormatError where its content is not ours or not of this format, DirectoryInUseError, ForeignDeviceError, OSError.
+        Raises SsdFormatError where its content is not ours or not of this format, DirectoryInUseError, ForeignDeviceError,
+        OSError.
         """
         if device is None or _device_of_parent(path, filesystem) == device:
             filesystem.mkdir(path)
@@ -75,14 +76,14 @@ class Directory:
             if found is None:
                 if any(SEGMENT_NAME.fullmatch(name) for name in names):
                     raise SsdFormatError(
-                        f"{path} has segment files but no {FORMAT_FILE} file: empty it, or name another directory for the SSD tier"
+                        f"{path} has segment files but no {FORMAT_FILE} file: empty it, or name another directory"
                     )
                 found = DirectoryFormat(os.urandom(STORE_BYTES), segment_bytes, segments)
                 replace_file(FORMAT_FILE, encode_format(found), fd, filesystem)
             elif found.segment_bytes != segment_bytes or found.segments > segments:
                 raise SsdFormatError(
                     f"{path} was made for {found.segments} segments of {found.segment_bytes} bytes, asked for are {segments} of "
-                    f"{segment_bytes}: set these sizes back, or empty the directory (its blocks are lost, and recomputed when needed)"
+                    f"{segment_bytes}: set these sizes back, or empty the directory (its blocks are recomputed when needed)"
                 )
             elif found.segments < segments:
                 found = DirectoryFormat(found.store, segment_bytes, segments)

@@ -18,7 +18,20 @@ from typing import Final
 
 from kv_pool.ssd.disk.filesystem import FileSystem
 from kv_pool.ssd.disk.health import HUNG, NO_SPACE, Health, Phase
-from kv_pool.ssd.disk.store import BudgetSaved, Checked, Closed, Failed, Opened, Outcome, Plan, Store, WasRead, Wrote
+from kv_pool.ssd.disk.store import (
+    CORRUPT_FAULT,
+    IO_FAULT,
+    BudgetSaved,
+    Checked,
+    Closed,
+    Failed,
+    Opened,
+    Outcome,
+    Plan,
+    Store,
+    WasRead,
+    Wrote,
+)
 from kv_pool.ssd.disk.threads import Workers
 from kv_pool.ssd.disk.transfer import Slot
 from kv_pool.ssd.records import (
@@ -26,7 +39,6 @@ from kv_pool.ssd.records import (
     BatchWritten,
     DiskDown,
     DiskEvent,
-    Fault,
     ReadRecord,
     RecordRead,
     WriteBatch,
@@ -45,8 +57,8 @@ class SsdDisk:
     """One directory of ``segments`` files of ``segment_bytes`` each, and ``threads`` threads that read and write it.
 
     ``slot(index)`` gives a slot's memory: page-aligned, whole pages, writable. ``wake()`` is called from the threads whenever
-    :meth:`take` has something new. ``hang_s``: a single call to the kernel that takes longer means that the disk hangs; ``retry_s``:
-    the first wait before a broken disk is tried again. ``jobs_max``: reads and batches that may be under way together.
+    :meth:`take` has something new. ``hang_s``: a single call to the kernel that takes longer means that the disk hangs;
+    ``retry_s``: the first wait before a broken disk is tried again. ``jobs_max``: reads and batches that may be under way.
 
     All methods but ``stats`` and ``healthy`` are for one thread, the owner's. Every batch and read gets one answer through
     :meth:`take`, and by then no thread touches its slots. Batches are acknowledged in the order in which they came.
@@ -125,8 +137,8 @@ class SsdDisk:
             raise refusal
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish what was asked, close, and have all answers ready for :meth:`take`. False where that took longer than ``timeout_s``:
-        a thread that still hangs in the kernel keeps its slot, its file and the lock until it is back, and gives no answer."""
+        """Finish what was asked, close, and have all answers ready for :meth:`take`. False where that took longer than
+        ``timeout_s``: a thread that still hangs in the kernel keeps its slot, its file and the lock until it is back."""
         store, health = self._store, self._health
         if store is not None and health.up and self._budget_next is not None:
             store.save_budget(self._budget_next)
@@ -142,8 +154,8 @@ class SsdDisk:
         return ended
 
     def write(self, batch: WriteBatch) -> None:
-        """Its slots are not to be changed until the answer, :class:`BatchWritten`. A batch that comes while ``jobs_max`` are under
-        way, or while the disk is down, is answered "no"."""
+        """Its slots are not to be changed until the answer, :class:`BatchWritten`. A batch that comes while ``jobs_max`` are
+        under way, or while the disk is down, is answered "no"."""
         if self._has_room() and self._store is not None and self._store.write(batch):
             self._writes[batch.id] = None
             return
@@ -153,12 +165,12 @@ class SsdDisk:
 
     def read(self, job: ReadRecord) -> None:
         """Its slot is not to be touched until the answer, :class:`RecordRead`. One that comes while the disk is down, or too many
-        are under way, is answered with ``Fault.IO``."""
+        are under way, is answered with "io"."""
         if self._has_room() and self._store is not None and self._store.read(job):
             self._reads.add(job.id)
             return
         self._counts["ssd_refused"] += 1
-        self._events.append(RecordRead(job.id, None, Fault.IO))
+        self._events.append(RecordRead(job.id, None, IO_FAULT))
         self._wake()
 
     @property
@@ -293,7 +305,7 @@ class SsdDisk:
         if read.record is not None:
             self._counts["ssd_bytes_read"] += read.record.length
             self._health.read_worked()
-        elif read.fault is Fault.CORRUPT:
+        elif read.fault == CORRUPT_FAULT:
             self._counts["ssd_corrupt"] += 1
         else:
             self._counts["ssd_read_errors"] += 1
@@ -302,7 +314,8 @@ class SsdDisk:
         self._events.append(RecordRead(read.job, read.record, read.fault))
 
     def _settle_closed(self) -> None:
-        assert not self._reads and not self._writes, "a job was lost"
+        assert not self._reads, "a read was lost"
+        assert not self._writes, "a batch was lost"
         self._store = None
         if self._health.phase is Phase.DRAINING:
             self._health.drained()
@@ -341,7 +354,7 @@ class SsdDisk:
         for order in dropped:
             if isinstance(order, ReadRecord):
                 self._reads.discard(order.id)
-                self._events.append(RecordRead(order.id, None, Fault.IO))
+                self._events.append(RecordRead(order.id, None, IO_FAULT))
             else:
                 self._writes[order.id] = BatchWritten(order.id, False, 0)
         for number, answer in self._writes.items():

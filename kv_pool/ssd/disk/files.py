@@ -173,7 +173,8 @@ class SegmentFiles:
 def direct_works(directory: Directory, buffer: memoryview) -> bool:
     """Write a page past the page cache and read it back. False where this filesystem refuses that kind of access.
 
-    Also the test that the disk takes writes at all: raises OSError where it does not, ShortTransferError where other bytes return.
+    Also the test that the disk takes writes at all: raises OSError where it does not, ShortTransferError where other bytes
+    return.
     """
     direct = _probe(directory, buffer, os.O_DIRECT)
     if not direct:

@@ -1,7 +1,7 @@
 """What a segment file holds: its footer where that is sound, else a scan of its record headers.
 
-The scan goes from record to record, as long as each begins where the one before ended. Where a header is not sound it looks at every
-page behind it for the next one, so that a flipped byte costs one record. It ends
+The scan goes from record to record, as long as each begins where the one before ended. Where a header is not sound it looks at
+every page behind it for the next one, so that a flipped byte costs one record. It ends
 
 - at the end of the file, or of what was ever written into it (an allocated page that was never written is skipped unread);
 - at a sound header of an *earlier* generation: the log has not come this far yet.

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 BUDGET_GROUP = -1
 """Order of writes: no segment has this number."""
+IO_FAULT: Fault = "io"
+CORRUPT_FAULT: Fault = "corrupt"
 OTHER_FORMAT = "not a directory of this format"
 BUG = "internal error"
 
@@ -212,7 +214,8 @@ class Store:
         return directory.segments_found()
 
     def _recover(self, segment: int) -> None:
-        assert self._directory is not None and self._files is not None
+        assert self._directory is not None
+        assert self._files is not None
         found: RecoveredSegment | None = None
         reason: str | None = None
         try:
@@ -264,12 +267,12 @@ class Store:
             record = self._transfers.read(job)
         except OSError as error:
             passing = isinstance(error, ShortTransferError) or error.errno == errno.EIO
-            outcome = WasRead(job.id, None, Fault.IO, reason_of(error), passing)
+            outcome = WasRead(job.id, None, IO_FAULT, reason_of(error), passing)
         except Exception:
             log.exception("ssd: read %d failed", job.id)
-            outcome = WasRead(job.id, None, Fault.IO, None, True)
+            outcome = WasRead(job.id, None, IO_FAULT, None, True)
         else:
-            outcome = WasRead(job.id, record, None if record is not None else Fault.CORRUPT, None, True)
+            outcome = WasRead(job.id, record, None if record is not None else CORRUPT_FAULT, None, True)
         self._finish(outcome)
 
     def _write(self, batch: WriteBatch) -> None:

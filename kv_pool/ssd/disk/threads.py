@@ -1,7 +1,7 @@
 """A fixed number of threads that do the tier's blocking calls: reads first, then writes in an order that a crash cannot harm.
 
-One :class:`Workers` serves one opening of the directory. When that is over (:meth:`Workers.end`, :meth:`Workers.abandon`) a last job
-closes it, once every thread is back from the kernel; the next opening has threads of its own.
+One :class:`Workers` serves one opening of the directory. When that is over (:meth:`Workers.end`, :meth:`Workers.abandon`) a last
+job closes it, once every thread is back from the kernel; the next opening has threads of its own.
 """
 
 from __future__ import annotations

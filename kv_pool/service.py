@@ -42,6 +42,7 @@ from kv_pool.policy.lru import LeastRecentlyUsed
 from kv_pool.settings import PoolSettings
 from kv_pool.sizes import parse_size
 from kv_pool.transport.codec import QUESTIONS, REQUESTS, MalformedMessageError, decode, encode
+from kv_pool.transport.memory import keep_freed_memory
 from kv_pool.transport.pieces import cut, pieces_of
 from kv_pool.transport.process import Watched
 from kv_pool.transport.sockets import MESSAGES_WAITING_MAX, bind, make_socket
@@ -101,6 +102,7 @@ class PoolNode:
         self._thread = threading.Thread(target=self._run, name=f"pool-{node_id}", daemon=True)
 
     def start(self) -> None:
+        keep_freed_memory()
         self._arena.start_prefault()
         self._thread.start()
 

@@ -35,8 +35,8 @@ def cut(answer: Granted, payload: memoryview) -> Iterator[tuple[Granted | Piece,
 
 
 class Landing:
-    """The receiver's side of one block: what has come of it, and where it goes. Until :meth:`into` names a slot, nowhere: the bytes
-    of a block that nobody wants are received and forgotten."""
+    """The receiver's side of one block: what has come of it, and where it goes. Until :meth:`into` names a slot, nowhere: bytes
+    that nobody wants are received and forgotten."""
 
     __slots__ = ("_digest", "_target", "fetch", "filled", "grant", "slot")
 

@@ -268,6 +268,15 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """The bytes from ``offset`` on of the block that was granted last for a pull."""
+
+    ticket: int
+    lease: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stalled:
     """The pull waits for its next key, which nobody has committed yet."""
 
@@ -289,4 +298,4 @@ class Refusal:
     code: ErrorCode
 
 
-Answer = Welcome | Alive | SlotsReserved | ReserveDenied | Granted | Stalled | Ended | Refusal
+Answer = Welcome | Alive | SlotsReserved | ReserveDenied | Granted | Piece | Stalled | Ended | Refusal

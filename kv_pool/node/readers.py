@@ -250,10 +250,10 @@ class Readers:
     def _advance_pull(self, ticket: Ticket, pull: Pull, now: float) -> list[Action]:
         """One message a block: the bytes travel with it."""
         client = ticket.client
-        credits = min(pull.credits, self._settings.fetch_inflight_blocks)
+        credits_left = min(pull.credits, self._settings.fetch_inflight_blocks)
         actions: list[Action] = []
         while not ticket.done and (block := self._blocks.get(ticket.next_key)) is not None:
-            if len(client.on_the_way) >= credits:
+            if len(client.on_the_way) >= credits_left:
                 return [*actions, *self._wait(ticket, starved=True)]
             self._next_lease += 1
             self._lease(client, block, now)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kv_pool.events.types import BlockEvent
 from kv_pool.keys import BlockKey
-from kv_pool.node.messages import Answer, Commit, Miss, Peer, Request, Tier
+from kv_pool.node.messages import Answer, Commit, Granted, Miss, Peer, Request, Tier
 from kv_pool.ssd.records import BatchWritten, DiskDown, DiskUp, ReadRecord, RecordRead, WriteBatch
 
 # --- events --------------------------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ class ProcessGone:
 
 @dataclass(frozen=True, slots=True)
 class BlockArrived:
-    """A block of a fetch is here, not in a slot yet (``commit.slot`` means nothing). ``tier`` is where its node had it."""
+    """A block of a fetch begins to come in, and needs a slot (``commit.slot`` means nothing). ``tier`` is where its node had it."""
 
     fetch: int
     commit: Commit
@@ -47,10 +47,12 @@ class BlockArrived:
 
 @dataclass(frozen=True, slots=True)
 class BlockLanded:
-    """The bytes of an arrived block are in ``slot``; ``sound`` says that their checksum is right there."""
+    """The bytes of an arrived block are in ``slot``; ``sound`` says that their checksum is right there. ``lost``: it was
+    given up before all of them had come."""
 
     slot: int
     sound: bool
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendBlock:
-    """An answer with the first ``length`` bytes of ``slot`` behind it. The slot is leased until the client releases it."""
+    """A grant with the first ``length`` bytes of ``slot`` behind it. The slot is leased until the client releases it."""
 
     client: str
-    answer: Answer
+    answer: Granted
     slot: int
     length: int
 
@@ -150,7 +152,7 @@ class CancelFetch:
 
 @dataclass(frozen=True, slots=True)
 class Land:
-    """Put the bytes of the block that has just arrived into ``slot``; answered by BlockLanded."""
+    """Put the bytes of the block that has just arrived into ``slot``; answered by one BlockLanded, perhaps much later."""
 
     slot: int
 

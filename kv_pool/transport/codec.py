@@ -203,6 +203,7 @@ TABLE: Final[dict[str, tuple[type[Any], dict[str, Field]]]] = {
             "ended": FLAG,
         },
     ),
+    "piece": (m.Piece, {"ticket": INTEGER, "lease": INTEGER, "offset": SIZE}),
     "stalled": (m.Stalled, {"ticket": INTEGER}),
     "ended": (m.Ended, {"ticket": INTEGER, "available": INTEGER, "miss": MISS}),
     "error": (m.Refusal, {"code": CODE}),

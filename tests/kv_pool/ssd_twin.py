@@ -15,9 +15,7 @@ def key_of(number: int) -> BlockKey:
 
 def entry_of(write: WriteRecord) -> FooterEntry:
     record = write.record
-    return FooterEntry(
-        record.key, record.parent, record.first, write.place.page, record.length, record.tokens, record.expires_at
-    )
+    return FooterEntry(record.key, record.parent, record.first, write.place.page, record.length, record.tokens, record.expires_at)
 
 
 @dataclass
@@ -216,9 +214,7 @@ class Twin:
                         failed.append(writing.key)
                         continue
                     assert writing.place is not None
-                    self.stored[writing.key] = OnMedium(
-                        writing.candidate.parent, writing.first, writing.expires, writing.place
-                    )
+                    self.stored[writing.key] = OnMedium(writing.candidate.parent, writing.first, writing.expires, writing.place)
                     stored.add(writing.key)
                 self.flights.pop(0)
                 continue

@@ -47,8 +47,8 @@ class BadRecord:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """Numbers of records, but for ``segments`` and ``bytes_checked``; ``damaged_pages``: of segment headers and footers, which cost
-    none."""
+    """Numbers of records, but for ``segments`` and ``bytes_checked``. ``damaged_pages`` are those of segment headers and footers,
+    which cost no record."""
 
     segments: int = 0
     good: int = 0

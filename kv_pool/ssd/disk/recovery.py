@@ -36,7 +36,7 @@ from kv_pool.ssd.records import PAGE, FooterEntry, Record, RecoveredSegment, rec
 _MAGIC: Final = np.frombuffer(RECORD_MAGIC, dtype="<u8")[0]
 WINDOW_PAGES_SMALL: Final = 1
 """Read at a time while records are large: only their headers are wanted."""
-LARGE_RECORD_PAGES: Final = 64
+LARGE_RECORD_PAGES: Final = 32
 """From here on, skipping a payload is cheaper than reading it."""
 
 

@@ -1,12 +1,12 @@
 """The SSD tier's log: what lies where, what is written next, what dies. :class:`SsdLog` is the only door. Pure.
 
-It never touches a byte: it hands out batches to write, is told what came of them, and knows where a block may be read. Nobody has to
-wait for it: a chain that cannot be written now is refused with a reason.
+It never touches a byte: it hands out batches to write, is told what came of them, and knows where a block may be read. Nobody has
+to wait for it: a chain that cannot be written now is refused with a reason.
 
 Always true (``check``):
 
-- **Prefix-closed**: no record is here whose parent was here with it and is not any more. A record that was written without its parent
-  on the medium says so (``Record.first``), and is kept after a restart without it; any other one is not.
+- **Prefix-closed**: no record is here whose parent was here with it and is not any more. A record that was written without its
+  parent on the medium says so (``Record.first``), and is kept after a restart without it; any other one is not.
 - Nothing is found before all it follows is on the medium, nor after its expiry.
 - In a segment lies one retention, with expiries close together. It dies whole; nothing is copied to make room.
 - What is written is booked at once and exactly, and never exceeds the budget of 24 hours.
@@ -73,8 +73,8 @@ class SsdLogStats:
 class SsdLog:
     """Not thread-safe; one owner. ``now`` is wall-clock seconds everywhere. Down until the first :meth:`recover`.
 
-    ``ttl_s`` are seconds to live by retention. A batch is sent at ``batch_bytes_max`` bytes, or by :meth:`flush`. Raises ValueError
-    for settings that make no sense.
+    ``ttl_s`` are seconds to live by retention. A batch is sent at ``batch_bytes_max`` bytes, or by :meth:`flush`. Raises
+    ValueError for settings that make no sense.
     """
 
     def __init__(
@@ -163,8 +163,9 @@ class SsdLog:
         return plan if isinstance(plan, Refusal) else None
 
     def write(self, chain: Sequence[Candidate], now: float) -> tuple[list[WriteBatch], list[BlockKey]]:
-        """Write a chain, root first, all of it or nothing: what :meth:`refusal` refuses does nothing. Skipped is what is on its way, or
-        here with at least half of its class's time left. Everything else needs its slot until :meth:`written` has named its key.
+        """Write a chain, root first, all of it or nothing: what :meth:`refusal` refuses does nothing. Skipped is what is on its
+        way, or here with at least half of its class's time left. Everything else needs its slot until :meth:`written` has named
+        its key (or :meth:`down`, as failed).
 
         Returns the batches to be written now (the rest waits for more, or for :meth:`flush`), and the keys that left the medium
         because their segment was needed.
@@ -177,8 +178,8 @@ class SsdLog:
         return self._writing.flush(self._batches_max - self._writing.in_flight) if self._up else []
 
     def written(self, batch: int, ok: bool, bytes_written: int, now: float) -> Written:
-        """The disk's answer. Batches take effect in the order in which they were sent, so this may be about earlier ones, or about
-        none yet. Raises KeyError for a batch that is not in flight."""
+        """The disk's answer. Batches take effect in the order in which they were sent, so this may be about earlier ones, or
+        about none yet. Raises KeyError for a batch that is not in flight."""
         return self._writing.answered(batch, ok, bytes_written, now)
 
     # --- leaving ----------------------------------------------------------------------------------------------------------------

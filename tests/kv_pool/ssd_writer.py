@@ -1,7 +1,7 @@
 """Writes blocks into an SSD directory for as long as it lives, and tells on stdout what it may: to be killed by a test.
 
-``open SEGMENT GENERATION`` comes before the batch that reuses a segment is sent, ``done SEGMENT GENERATION PAGE LENGTH KEY`` after
-a record was acknowledged.
+``open SEGMENT GENERATION`` comes before the batch that reuses a segment is sent, ``done SEGMENT GENERATION PAGE LENGTH KEY``
+after a record was acknowledged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments, again and again in one directory: what was acknowledged is readable afterwards, and nothing is wrong."""
+"""SIGKILL at random moments, again and again in one directory: what was acknowledged is readable, and nothing is wrong."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from kv_pool.events.types import BlockEvent
 from kv_pool.keys import BlockKey
-from kv_pool.node.messages import Answer, Commit, Miss, Peer, Request
+from kv_pool.node.messages import Answer, Commit, Granted, Miss, Peer, Request, Tier
+from kv_pool.ssd.records import BatchWritten, DiskDown, DiskUp, ReadRecord, RecordRead, WriteBatch
 
 # --- events --------------------------------------------------------------------------------------------------------------
 
@@ -36,19 +37,22 @@ class ProcessGone:
 
 @dataclass(frozen=True, slots=True)
 class BlockArrived:
-    """A block of a fetch is here, not in a slot yet (``commit.slot`` means nothing)."""
+    """A block of a fetch begins to come in, and needs a slot (``commit.slot`` means nothing). ``tier`` is where its node had it."""
 
     fetch: int
     commit: Commit
     private: bool
+    tier: Tier = Tier.DRAM
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLanded:
-    """The bytes of an arrived block are in ``slot``; ``sound`` says that their checksum is right there."""
+    """The bytes of an arrived block are in ``slot``; ``sound`` says that their checksum is right there. ``lost``: it was
+    given up before all of them had come."""
 
     slot: int
     sound: bool
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,22 @@ class FetchEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """An operator wants the node empty (``enable``), or in use again: no new blocks are taken, those that are here move to the SSD
+    or go."""
+
+    enable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
 
-Event = Asked | ClientGone | ProcessGone | BlockArrived | BlockLanded | FetchStalled | FetchEnded | Tick
+Event = (
+    Asked | ClientGone | ProcessGone | BlockArrived | BlockLanded | FetchStalled | FetchEnded | Drain | Tick
+    | DiskUp | DiskDown | BatchWritten | RecordRead
+)  # fmt: skip
 
 
 # --- actions -------------------------------------------------------------------------------------------------------------
@@ -92,10 +107,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendBlock:
-    """An answer with the first ``length`` bytes of ``slot`` behind it. The slot is leased until the client releases it."""
+    """A grant with the first ``length`` bytes of ``slot`` behind it. The slot is leased until the client releases it."""
 
     client: str
-    answer: Answer
+    answer: Granted
     slot: int
     length: int
 
@@ -137,9 +152,16 @@ class CancelFetch:
 
 @dataclass(frozen=True, slots=True)
 class Land:
-    """Put the bytes of the block that has just arrived into ``slot``; answered by BlockLanded."""
+    """Put the bytes of the block that has just arrived into ``slot``; answered by one BlockLanded, perhaps much later."""
 
     slot: int
 
 
-Action = Greet | Send | SendBlock | Publish | SetEpoch | StartFetch | CancelFetch | Land
+@dataclass(frozen=True, slots=True)
+class SaveBudget:
+    """Keep this for the next start: what was written to the SSD lately."""
+
+    packed: bytes
+
+
+Action = Greet | Send | SendBlock | Publish | SetEpoch | StartFetch | CancelFetch | Land | WriteBatch | ReadRecord | SaveBudget

@@ -56,9 +56,10 @@ class Fleet:
         return worker.standing(self.nodes.get(worker.node_id), now, self._settings.suspect_after_s)
 
     def live_nodes(self, now: float) -> dict[str, str]:
-        """Pool nodes that can be counted on, with their incarnations."""
+        """Pool nodes that can be counted on, with their incarnations. One that is being drained takes no more blocks, so neither
+        it nor its workers are planned with."""
         horizon = now - self._settings.suspect_after_s
-        return {n.id: n.incarnation for n in self.nodes.values() if n.heard_at >= horizon and not n.dead}
+        return {n.id: n.incarnation for n in self.nodes.values() if n.heard_at >= horizon and not n.dead and not n.draining}
 
     def live(self, workers: Mapping[str, AnyWorker], nodes: Mapping[str, str], now: float) -> list[AnyWorker]:
         """Those of ``workers`` whose standing is live, where ``nodes`` are. One pass without a call per worker: every routing

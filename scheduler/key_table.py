@@ -170,8 +170,8 @@ class KeyTable:
         buckets = (words & self._mask).view(np.int64)
         same = self._words.take(buckets, axis=0) == words[:, None]
         ways = same.argmax(axis=1)
-        places = buckets * WAYS + ways
-        values = self._values.take(places)
+        places: NDArray[np.int64] = buckets * WAYS + ways
+        values: Values = self._values[places]
         values *= same[np.arange(len(words)), ways]
         return places, values
 

@@ -18,7 +18,7 @@ from scheduler.plan import SchedulerSettings
 
 SIZES: Final = frozenset({"prefill.device_cache", "decode.device_cache", "pool.dram", "ssd.capacity", "ssd.segment", "ssd.batch"})
 """Keys whose value is a size ('2GiB', or plain bytes)."""
-SECRETS: Final = frozenset({"gateway.api_keys"})
+SECRETS: Final = frozenset({"gateway.admin_keys", "gateway.api_keys"})
 """Keys whose value is never shown."""
 SSD_SEGMENT_BYTES_MIN: Final = 2**20
 SSD_SEGMENTS_MIN: Final = 4

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import logging
 import re
@@ -17,13 +15,20 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.gateway.exchange import OUTCOME, TENANT, Exchange
+from cluster.gateway.keys import KeySet
+from cluster.gateway.openai.body import parse_object, read_body
 from cluster.gateway.openai.errors import ApiError
 from cluster.gateway.openai.responses import model_card
+from cluster.gateway.pool_admin import AdminGate
 from cluster.gateway.service import GatewayService
 
 log = logging.getLogger(__name__)
 
+ORDER_BYTES_MAX: Final = 1024
+ORDER_TIMEOUT_S: Final = 10.0
 REQUEST_ID: Final = "x-request-id"
+POOL_PATH: Final = "/pool"
+"""Begins all paths that are for operators."""
 OPEN_PATHS: Final = frozenset({"/health", "/live"})
 """Answered without a key: they say nothing but yes or no."""
 COUNTED_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/live", "/metrics"})
@@ -62,6 +67,19 @@ def create_app(service: GatewayService) -> ASGIApp:
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
+    @app.get(f"{POOL_PATH}/nodes")
+    async def pool_nodes() -> Response:
+        return _json({"nodes": await service.pool.nodes()})
+
+    @app.get(f"{POOL_PATH}/nodes/{{node_id}}")
+    async def pool_node(node_id: str) -> Response:
+        return _json(await service.pool.node(node_id))
+
+    @app.post(f"{POOL_PATH}/nodes/{{node_id}}/drain")
+    async def drain(node_id: str, request: Request) -> Response:
+        """Body ``{"enable": true}``: have it emptied; false: use it again."""
+        return _json(await service.pool.drain(node_id, enable=await _enable(request)))
+
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     return Edge(app, service)
@@ -73,7 +91,8 @@ class Edge:
     def __init__(self, app: ASGIApp, service: GatewayService) -> None:
         self._app = app
         self._service = service
-        self._keys = {hashlib.sha256(key.encode()).digest() for key in service.settings.api_keys}
+        self._keys = KeySet(service.settings.api_keys)
+        self._admins = AdminGate(service.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,7 +110,9 @@ class Edge:
             await send(message)
 
         try:
-            if not self._admitted(scope, headers):
+            if scope["path"].startswith(POOL_PATH):
+                self._admins.check(scope, headers)
+            elif not self._admitted(scope, headers):
                 raise _WRONG_KEY
             await self._app(scope, receive, send_with_id)
         except ApiError as error:
@@ -107,14 +128,11 @@ class Edge:
     def _admitted(self, scope: Scope, headers: Headers) -> bool:
         if not self._keys or scope["path"] in OPEN_PATHS:
             return True
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        # All keys are compared, each in constant time: how long this takes says nothing about any of them.
-        found = [known for known in self._keys if hmac.compare_digest(known, given)]
-        if scheme.lower() != "bearer" or not found:
+        found = self._keys.find(headers)
+        if found is None:
             return False
         if not self._service.settings.share_cache_between_keys:
-            scope[TENANT] = found[0].hex()
+            scope[TENANT] = found.hex()
         return True
 
     def _count(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
@@ -138,6 +156,17 @@ def _request_id(headers: Headers) -> str:
 
 def _json(data: dict[str, Any], status: int = 200) -> Response:
     return Response(json.dumps(data), status, media_type="application/json")
+
+
+async def _enable(request: Request) -> bool:
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise ApiError(415, "The body must be application/json.", code="unsupported_media_type")
+    declared = request.headers.get("content-length")
+    body = await read_body(request.stream(), declared, bytes_max=ORDER_BYTES_MAX, timeout_s=ORDER_TIMEOUT_S)
+    order = parse_object(body, depth_max=1)
+    if list(order) != ["enable"] or not isinstance(order["enable"], bool):
+        raise ApiError.invalid('The body must be {"enable": true} or {"enable": false}.', "enable")
+    return order["enable"]
 
 
 def _error_response(error: ApiError) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from decode_worker.task import DecodeTask
 from prefill_worker.task import PrefillTask
@@ -13,7 +13,23 @@ class PortError(Exception):
     """A call did not get through, or nobody answered in time. It may or may not have been carried out."""
 
 
-class ClusterPorts(Protocol):
+class PoolPorts(Protocol):
+    """What operators ask of the pool. Deadlines and errors as in :class:`ClusterPorts`."""
+
+    async def pool_nodes(self) -> list[dict[str, Any]]:
+        """The pool nodes as the scheduler sees them: ``id``, ``live``, ``draining``, ``silent_s`` and more."""
+        ...
+
+    async def node_status(self, node_id: str) -> dict[str, Any]:
+        """What a node says of itself. ``node_id`` must be one that the scheduler knows."""
+        ...
+
+    async def drain_node(self, node_id: str, *, enable: bool) -> dict[str, Any]:
+        """Have a node emptied, or take it into use again; returns its status."""
+        ...
+
+
+class ClusterPorts(PoolPorts, Protocol):
     """Every method answers within its own deadline or raises :class:`PortError`; none is retried inside.
 
     A worker gets the calls of one gateway in the order in which they were made.

@@ -53,6 +53,15 @@ class RayPorts:
     async def notices_endpoint(self) -> str:
         return (await self._call(self._scheduler, "endpoints"))["notices"]
 
+    async def pool_nodes(self) -> list[dict[str, Any]]:
+        return (await self._call(self._scheduler, "view"))["nodes"]
+
+    async def node_status(self, node_id: str) -> dict[str, Any]:
+        return await self._call(node_id, "status")
+
+    async def drain_node(self, node_id: str, *, enable: bool) -> dict[str, Any]:
+        return await self._call(node_id, "drain", enable)
+
     async def _call(self, actor: str, method: str, *arguments: object) -> Any:
         try:
             async with asyncio.timeout(self._timeout_s):

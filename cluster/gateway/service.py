@@ -20,6 +20,7 @@ from cluster.gateway.metrics import GatewayMetrics
 from cluster.gateway.openai.errors import ApiError
 from cluster.gateway.openai.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from cluster.gateway.openai.responses import ChatShape, CompletionShape, Envelope, Shape
+from cluster.gateway.pool_admin import PoolAdmin
 from cluster.gateway.ports import ClusterPorts, PortError
 from cluster.gateway.prompts import Codec, Prompt, PromptReader, answer_length
 from cluster.gateway.settings import GatewaySettings
@@ -80,6 +81,7 @@ class GatewayService:
         answer_text: Callable[[Job], AnswerText], tenant_secret: bytes = b"", clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.settings = settings
+        self.pool = PoolAdmin(ports)
         self.model = model
         self.metrics = GatewayMetrics()
         self.slots = Slots(settings.requests_max)

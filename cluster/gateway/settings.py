@@ -18,6 +18,14 @@ class GatewaySettings(BaseModel):
         tuple[Annotated[str, Field(min_length=1)], ...],
         Field(max_length=1024, repr=False, description="Keys accepted as 'Authorization: Bearer'; empty lets everyone in."),
     ] = ()
+    admin_keys: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        Field(
+            max_length=1024,
+            repr=False,
+            description="Keys for `moonpool pool`. Empty: only this machine may use it, and only while api_keys is empty too.",
+        ),
+    ] = ()
     share_cache_between_keys: Annotated[
         bool, Field(description="Let requests under different API keys reuse each other's cached prefixes.")
     ] = False

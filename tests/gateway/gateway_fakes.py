@@ -144,6 +144,9 @@ class FakeCluster:
     cached_tokens: int = 0
     answers: Callable[[Sequence[int], int], int] = next_token
     rejections: list[Rejection | PortError] = field(default_factory=list)
+    nodes: dict[str, dict[str, Any]] = field(default_factory=lambda: {f"node-{i}": {"draining": False} for i in range(2)})
+    nodes_gone: set[str] = field(default_factory=set)
+    scheduler_gone: bool = False
     deliver: Callable[[bytes], Any] = lambda frame: None
     notify_down: Callable[[str], Any] = lambda worker: None
     running: dict[tuple[str, str, int], asyncio.Task[None]] = field(default_factory=dict)
@@ -194,6 +197,20 @@ class FakeCluster:
 
     async def notices_endpoint(self) -> str:
         return "tcp://127.0.0.1:1"
+
+    async def pool_nodes(self) -> list[dict[str, Any]]:
+        if self.scheduler_gone:
+            raise PortError("scheduler.view did not answer in 2 s")
+        return [{"id": node, "live": True, "draining": status["draining"]} for node, status in self.nodes.items()]
+
+    async def node_status(self, node_id: str) -> dict[str, Any]:
+        if node_id in self.nodes_gone:
+            raise PortError(f"{node_id}.status: ActorDiedError")
+        return dict(self.nodes[node_id])
+
+    async def drain_node(self, node_id: str, *, enable: bool) -> dict[str, Any]:
+        self.nodes[node_id]["draining"] = enable
+        return await self.node_status(node_id)
 
     # --- workers ----------------------------------------------------------------------------------------------------------
 

@@ -99,6 +99,12 @@ def test_masks_that_nothing_has_any_more_are_forgotten() -> None:
             change(slot, "dram", held[:1])
     assert len(table._masks) <= MASKS_MIN + 2
     assert table.holders(held[0]) == [(slot, "dram") for slot in slots]
+    for _ in range(3 * MASKS_MIN):  # the last node comes and goes
+        table.add(slots[-1], "dram", held)
+        table.close(slots[-1])
+        slots[-1] = table.open()
+    assert len(table._masks) <= MASKS_MIN + 2
+    assert table.longest_prefix(held) == dict.fromkeys(slots[:-1], 1)
 
 
 table_steps = st.lists(

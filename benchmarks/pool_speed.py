@@ -5,14 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import xxhash
 
-from kv_pool.client import AcquireEnded, ClientEvent, Granted, PoolClient, Reserved
+from kv_pool.client import AcquireEnded, ClientEvent, Granted, NodeLost, PoolClient, Reserved
 from kv_pool.keys import BlockKey
 from kv_pool.service import PoolNode
 from kv_pool.settings import PoolSettings
@@ -23,6 +23,8 @@ BLOCK_BYTES = 3 * MIB
 SLOTS = 96
 CONNECT_S = 10.0
 WAIT_S = 20.0
+IDLE_S = 600.0
+"""Long: a worker that waits for its turn beside a peer sends no keepalive."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def node_process(node_id: str, block_bytes: int = BLOCK_BYTES, slots: int = SLOT
 
 
 def _serve(pipe: Any, node_id: str, block_bytes: int, slots: int) -> None:
-    node = PoolNode(node_id=node_id, slot_bytes=block_bytes, settings=PoolSettings(dram=str(block_bytes * slots)))
+    settings = PoolSettings(dram=str(block_bytes * slots), client_dead_s=IDLE_S, lease_s=IDLE_S)
+    node = PoolNode(node_id=node_id, slot_bytes=block_bytes, settings=settings)
     node.start()
     pipe.send(node.endpoint)
     try:
@@ -59,42 +62,91 @@ def _serve(pipe: Any, node_id: str, block_bytes: int, slots: int) -> None:
 
 
 class Worker:
-    """A client with blocking verbs."""
+    """A client with blocking verbs. All that the benchmarks know of the client's interface is in here."""
 
     def __init__(self, source: Source, block_bytes: int = BLOCK_BYTES) -> None:
         self.client = PoolClient(source.endpoint, client_id="bench", block_bytes=block_bytes)
         self.client.connect(CONNECT_S)
         self.block_bytes = block_bytes
 
+    def close(self) -> None:
+        self.client.close()
+
+    def wait_until_prefaulted(self, timeout_s: float) -> None:
+        """All pages of the arena are mapped here, so that no first touch is measured. (The node maps its own.)"""
+        deadline = time.monotonic() + timeout_s
+        while self.client._arena is not None and self.client._arena.prefaulting:  # noqa: SLF001
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the arena was not mapped in {timeout_s:g} s")
+            time.sleep(0.05)
+            self.keepalive()
+
     def wait(self, kind: type, count: int = 1) -> list[Any]:
         found: list[ClientEvent] = []
         deadline = time.monotonic() + WAIT_S
         while sum(isinstance(event, kind) for event in found) < count:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no {kind.__name__} in {WAIT_S} s: {found}")
+                raise RuntimeError(f"no {kind.__name__} in {WAIT_S:g} s, but {[type(event).__name__ for event in found[:8]]}")
             found += self.client.poll(0.5)
+            if found and isinstance(found[-1], NodeLost):
+                raise RuntimeError(f"the node is lost: {found[-1].reason}")
         return found
 
-    def put(self, keys: list[BlockKey], data: memoryview) -> None:
+    def keepalive(self) -> None:
+        self.client.keepalive()
+
+    def put(self, keys: list[BlockKey], data: memoryview | Sequence[memoryview]) -> None:
+        """Store ``data`` (one piece per key, or the same for all) as a chain of its own."""
         self.client.reserve(keys, timeout_s=WAIT_S)
         parent = None
-        for slot in self.wait(Reserved)[-1].slots:
-            slot.buffer[: self.block_bytes] = data
+        for i, slot in enumerate(self.wait(Reserved)[-1].slots):
+            slot.buffer[: self.block_bytes] = data if isinstance(data, memoryview) else data[i]
             self.client.commit(slot, tokens=64, parent=parent)
             parent = slot.key
 
-    def get(self, keys: list[BlockKey], target: memoryview | None, source: Source | None = None) -> None:
-        """Acquire, copy out, check, release."""
-        self.client.acquire(keys, wait=False, source=source, timeout_s=WAIT_S)
+    def get(
+        self,
+        keys: list[BlockKey],
+        target: memoryview | Sequence[memoryview] | None,
+        source: Source | None = None,
+        *,
+        checked: bool = True,
+    ) -> None:
+        """Acquire, copy out, check (``checked``: the bytes' checksum; else only that the lease held meanwhile), release."""
+        self._acquire(keys, source)
         for event in self.wait(AcquireEnded):
             if isinstance(event, Granted):
                 if target is not None:
-                    target[:] = event.block.buffer
-                    if not event.block.verify():
+                    block = event.block
+                    into = target if isinstance(target, memoryview) else target[event.position]
+                    into[:] = block.buffer
+                    if not (block.verify() if checked else block.still_held()):
                         raise RuntimeError("a block is not what was stored")
-                self.client.release(event.block.lease)
-            elif isinstance(event, AcquireEnded) and event.available != len(keys):
-                raise RuntimeError(f"only {event.available} of {len(keys)}: {event.miss}")
+                self._release([event.block.lease])
+            else:
+                _require_all(event, keys)
+
+    def acquire_seconds(self, keys: list[BlockKey]) -> float:
+        """From the order until all blocks are leased; they are released after that."""
+        started = time.perf_counter()
+        self._acquire(keys, None)
+        events = self.wait(AcquireEnded)
+        seconds = time.perf_counter() - started
+        self._release([event.block.lease for event in events if isinstance(event, Granted)])
+        _require_all(events[-1], keys)
+        return seconds
+
+    def _acquire(self, keys: list[BlockKey], source: Source | None) -> None:
+        self.client.acquire(keys, wait=False, source=source, timeout_s=WAIT_S)
+
+    def _release(self, leases: list[int]) -> None:
+        for lease in leases:
+            self.client.release(lease)
+
+
+def _require_all(event: ClientEvent, keys: list[BlockKey]) -> None:
+    if isinstance(event, AcquireEnded) and event.available != len(keys):
+        raise RuntimeError(f"only {event.available} of {len(keys)}: {event.miss}")
 
 
 def keys_of(series: int, count: int) -> list[BlockKey]:
@@ -176,8 +228,8 @@ def remote_pull(repeats: int = 5, blocks: int = 32) -> dict[str, float]:
             start = time.perf_counter()
             reader.get(keys, None, far)
             seconds = time.perf_counter() - start
-            writer.client.keepalive()
-            reader.client.keepalive()
+            writer.keepalive()
+            reader.keepalive()
             if series:
                 rates.append(gigabytes_per_s(BLOCK_BYTES * blocks, seconds))
         writer.client.close()

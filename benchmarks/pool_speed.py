@@ -75,7 +75,7 @@ class Worker:
     def wait_until_prefaulted(self, timeout_s: float) -> None:
         """All pages of the arena are mapped here, so that no first touch is measured. (The node maps its own.)"""
         deadline = time.monotonic() + timeout_s
-        while self.client._arena is not None and self.client._arena.prefaulting:  # noqa: SLF001
+        while self.client._arena is not None and self.client._arena.prefaulting:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the arena was not mapped in {timeout_s:g} s")
             time.sleep(0.05)

@@ -1,15 +1,15 @@
 """A worker beside its pool node, asked line by line (see ``peers/lines.py``). ``python -m benchmarks.pool_child``
 
-It answers the questions of ``peers/mooncake_store.py`` about the same pieces: ``RING`` blocks of this process, copied one after the
-other into blocks of the node and back. ``{"do": "open", "block": b, "blocks": n}`` comes first: a node process with room for two
-series of ``n`` blocks, all of its memory written once.
+It answers the questions of ``peers/mooncake_store.py`` about the same pieces: ``RING`` blocks of this process, copied one after
+the other into blocks of the node and back. ``{"do": "open", "block": b, "blocks": n}`` comes first: a node process with room for
+two series of ``n`` blocks, all of its memory written once.
 
 ``{"do": "put", "batch": k}``, ``{"do": "get", "batch": k, "checked": bool}`` -> ``{"seconds": s}``: ``n`` blocks, ``k`` a call. A
-put ends when the node has taken the last commit. A get compares everything with what was put after the clock has stopped; ``checked``
-says whether the blocks' checksums are verified within.
-``{"do": "memcpy"}`` -> ``{"in": s, "out": s, "checksum": s}``: the same pieces by plain memcpy into shared memory of the same size and
-back, and their checksum right after each was copied, as a put does it.
-``{"do": "acquire", "chain": n, "times": k}`` -> ``{"microseconds": [...]}``: acquires of ``n`` blocks that are there, without the copy.
+put ends when the node has taken the last commit. ``checked``: the blocks' checksums are verified within; what is in the buffers
+then is compared with what was put after the clock has stopped.
+``{"do": "memcpy"}`` -> ``{"in": s, "out": s, "checksum": s}``: the same pieces by plain memcpy into shared memory of the same size
+and back, and their checksum right after each was copied, as a put does it.
+``{"do": "acquire", "chain": n, "times": k}`` -> ``{"microseconds": [...]}``: acquires of ``n`` blocks that are there, no copy.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A worker and its own node: put and get beside plain memcpy and beside Mooncake Store, and what an acquire takes.
 
 ``pool_put_4`` and ``pool_get_4`` move blocks of 4 MiB, 16 a call. Their figures are without the time of the checksum, which has
-its own row, ``pool_checksum_4``: a get is asked not to verify it, of a put (which always makes one) the time that the same
-checksums take beside memcpy in the same round is deducted. ``pool_put_checked_4`` and ``pool_get_checked_4`` are with it, all told.
+its own row, ``pool_checksum_4``: a get is asked not to verify it, and of a put, which always makes one, the time is deducted that
+the same checksums take beside memcpy in the same round. ``pool_put_checked_4`` and ``pool_get_checked_4`` are with it, all told.
 
 Mooncake Store has no checksum unless told so: ``..._mooncake_single`` (its shared-memory client, one block a call on both sides),
-``..._mooncake_batch`` and ``..._mooncake_tcp`` (16 a call on both sides) compare with ours without, ``..._checked_mooncake`` is both
-with. Everybody copies the same pieces in the same order (``pool_pieces.py``), and takes turns.
+``..._mooncake_batch`` and ``..._mooncake_tcp`` (16 a call on both sides) compare with ours without; in
+``pool_put_checked_4_mooncake`` both make one. All copy the same pieces in the same order (``pool_pieces.py``), and take turns.
 """
 
 from __future__ import annotations

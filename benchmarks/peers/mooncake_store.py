@@ -1,14 +1,14 @@
-"""Runs inside Mooncake Store's own environment, asked line by line (see ``lines.py`` beside it, the only file of ours it imports).
+"""Runs inside Mooncake Store's own environment, asked line by line. ``lines.py`` beside it is the only file of ours it imports.
 
 ``python mooncake_store.py shared_memory|tcp SEGMENT_BYTES BLOCK_BYTES_MAX``
 
-It starts ``mooncake_master`` and the process that owns the memory (``mooncake_client`` for the shared-memory client, this script once
-more for TCP), all on 127.0.0.1, and is itself the client. Buffers are registered and touched before anything is timed, and so is the
-whole segment: it is filled once and emptied.
+It starts ``mooncake_master`` and the process that owns the memory (``mooncake_client`` for the shared-memory client, this script
+once more for TCP), all on 127.0.0.1, and is itself the client. Buffers are registered and touched before anything is timed, and so
+is the whole segment: it is filled once and emptied.
 
-``{"do": "put", "block": b, "blocks": n, "batch": k}`` -> ``{"seconds": s}``: ``n`` blocks of ``b`` bytes under new keys, ``k`` a call
-(1 is put_from, more is batch_put_from). ``{"do": "get", ...}`` -> ``{"seconds": s}``: reads what the last put wrote, and compares every
-block with what was written after the clock has stopped. ``{"do": "is_exist", "times": n}`` -> ``{"microseconds": [...]}``.
+``{"do": "put", "block": b, "blocks": n, "batch": k}`` -> ``{"seconds": s}``: ``n`` blocks of ``b`` bytes under new keys, ``k`` a
+call (1 is put_from, more is batch_put_from). ``{"do": "get", ...}`` -> ``{"seconds": s}``: reads what the last put wrote; what is in
+the buffers then is compared after the clock has stopped. ``{"do": "is_exist", "times": n}`` -> ``{"microseconds": [...]}``.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def main() -> None:
     os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
     role, segment = sys.argv[1], int(sys.argv[2])
     if role == "segment":
-        return own_segment(segment, int(sys.argv[3]))
+        own_segment(segment, int(sys.argv[3]))
     from lines import answers_to_own_stdout, serve
 
     answer = answers_to_own_stdout()

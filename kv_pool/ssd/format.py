@@ -38,6 +38,7 @@ RECORD_MAGIC: Final = b"MOONREC1"
 TRAILER_MAGIC: Final = b"MOONEND1"
 BUDGET_MAGIC: Final = b"MOONBUD1"
 
+_HEAD = struct.Struct("<8sH16sIQ")
 _SEGMENT = struct.Struct("<8sH16sIQBIQ")
 _RECORD = struct.Struct("<8sH16sIQI16s16sBIQQBQQH")
 _ENTRY = struct.Struct("<16s16sBIQIQ")
@@ -58,6 +59,18 @@ Buffer = bytes | bytearray | memoryview
 def checksum(content: Buffer) -> int:
     """XXH3-64."""
     return xxhash.xxh3_64_intdigest(content)
+
+
+def generation_of(page: Buffer, *, store: bytes, segment: int) -> int | None:
+    """The generation that a sound page of any of the three kinds names; None where it is none, or of another store or segment.
+
+    All of them begin alike: magic, version, store, segment, generation.
+    """
+    if not _sound(page):
+        return None
+    magic, version, owner, number, generation = _HEAD.unpack_from(page)
+    known = magic in (SEGMENT_MAGIC, RECORD_MAGIC, TRAILER_MAGIC) and version == VERSION
+    return generation if known and (owner, number) == (store, segment) else None
 
 
 # --- segment header ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from kv_pool.node.state import NodeState
 from kv_pool.node.stimuli import (
     Action,
     Asked,
-    BlockLanded,
     CancelFetch,
     ClientGone,
     Event,
@@ -43,16 +42,16 @@ from kv_pool.policy.lru import LeastRecentlyUsed
 from kv_pool.settings import PoolSettings
 from kv_pool.sizes import parse_size
 from kv_pool.transport.codec import QUESTIONS, REQUESTS, MalformedMessageError, decode, encode
+from kv_pool.transport.memory import keep_freed_memory
+from kv_pool.transport.pieces import cut, pieces_of
 from kv_pool.transport.process import Watched
-from kv_pool.transport.sockets import bind, make_socket
+from kv_pool.transport.sockets import MESSAGES_WAITING_MAX, bind, make_socket
 
 log = logging.getLogger(__name__)
 
 SLOTS_MIN: Final = 4
 TICK_PERIOD_S: Final = 0.25
 MESSAGES_PER_TURN_MAX: Final = 256
-PEER_MESSAGES_PER_TURN_MAX: Final = 4
-"""Small: each may be a block of megabytes to copy and check, while this machine's workers wait."""
 
 
 class PoolNode:
@@ -81,7 +80,8 @@ class PoolNode:
         )
         self._arena = Arena.create(slots, slot_bytes)
         self._context = zmq.Context()
-        self._router = make_socket(self._context, zmq.ROUTER)
+        waiting_max = MESSAGES_WAITING_MAX + settings.fetch_inflight_blocks * pieces_of(slot_bytes)
+        self._router = make_socket(self._context, zmq.ROUTER, waiting_max=waiting_max)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a client that is gone is an error here, not a silent loss
         self.endpoint = bind(self._router, settings.host)
         self._events = EventPublisher(self._context, settings.host, node_id, self.incarnation)
@@ -96,12 +96,13 @@ class PoolNode:
         self._gone: list[str] = []
         self._landing: int | None = None
         """The slot that the state wants the latest arrival in."""
-        self._counts = {"bytes_in": 0, "bytes_out": 0, "malformed": 0, "turns_failed": 0}
+        self._counts = {"bytes_out": 0, "malformed": 0, "turns_failed": 0}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"pool-{node_id}", daemon=True)
 
     def start(self) -> None:
+        keep_freed_memory()
         self._arena.start_prefault()
         self._thread.start()
 
@@ -143,6 +144,7 @@ class PoolNode:
             "refused": state.writers.refused,
             "corrupt": state.corrupt,
             "events_sequence": self._events.sequence,
+            "bytes_in": self._peers.bytes_in,
         }
         return counts | self._counts
 
@@ -245,14 +247,12 @@ class PoolNode:
         return [encode_snapshot(Snapshot(self.node_id, self.incarnation, self._events.sequence, keys))]
 
     def _take_peer_events(self) -> None:
-        for event in self._peers.receive(time.monotonic(), PEER_MESSAGES_PER_TURN_MAX):
+        for event in self._peers.receive(time.monotonic()):
             if isinstance(event, Arrival):
                 self._landing = None
                 self._react(event.event())
-                if self._landing is None:  # it was not wanted
-                    self._peers.release(event, kept=False)
-                else:
-                    self._land(event, self._landing)
+                if self._landing is not None:
+                    event.landing.into(self._landing, self._arena.slot(self._landing))
             else:
                 self._react(event)
 
@@ -282,12 +282,6 @@ class PoolNode:
                 case Land(slot):
                     self._landing = slot
 
-    def _land(self, arrival: Arrival, slot: int) -> None:
-        sound = arrival.land(self._arena.slot(slot))
-        self._counts["bytes_in"] += arrival.grant.length
-        self._peers.release(arrival, kept=sound)
-        self._react(BlockLanded(slot, sound))
-
     def _welcome(self) -> Welcome:
         arena = self._arena
         return Welcome(self.node_id, os.getpid(), arena.fd, arena.slots, arena.slot_bytes, self._settings.client_dead_s)
@@ -298,9 +292,10 @@ class PoolNode:
     def _send_block(self, action: SendBlock) -> None:
         """The bytes leave from the arena without a copy."""
         payload = self._arena.slot_read_only(action.slot)[: action.length]
-        header = encode(action.answer, self.incarnation)
-        if self._send_frames(action.client, [header, payload], copy=False):
-            self._counts["bytes_out"] += action.length
+        for header, piece in cut(action.answer, payload):
+            if not self._send_frames(action.client, [encode(header, self.incarnation), piece], copy=False):
+                return
+            self._counts["bytes_out"] += len(piece)
 
     def _send_frames(self, client: str, frames: list[bytes | memoryview] | list[bytes], *, copy: bool = True) -> bool:
         try:

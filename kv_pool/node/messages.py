@@ -202,11 +202,20 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Blocks ``position``, ``position + 1`` ... of an acquire. The answer to a :class:`Pull` has one, its bytes follow."""
+    """Blocks ``position``, ``position + 1`` ... of an acquire. The answer to a :class:`Pull` has one, its first bytes follow."""
 
     ticket: int
     position: int
     grants: tuple[Grant, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The bytes from ``offset`` on of the block that was granted last for a pull."""
+
+    ticket: int
+    lease: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,4 +239,4 @@ class Refusal:
     code: ErrorCode
 
 
-Answer = Welcome | Alive | SlotsReserved | ReserveDenied | Granted | Stalled | Ended | Refusal
+Answer = Welcome | Alive | SlotsReserved | ReserveDenied | Granted | Piece | Stalled | Ended | Refusal

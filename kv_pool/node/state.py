@@ -93,8 +93,8 @@ class NodeState:
                 return self._process_gone(pid, started, now)
             case BlockArrived():
                 return self._block_arrived(event, now)
-            case BlockLanded(slot, sound):
-                return self._block_landed(slot, sound, now)
+            case BlockLanded():
+                return self._block_landed(event, now)
             case FetchStalled(fetch):
                 return self.readers.fetch_stalled(fetch)
             case FetchEnded(fetch, miss):
@@ -193,10 +193,12 @@ class NodeState:
             return actions + self.readers.not_landed(key, Miss.REFUSED, now)
         return [*actions, Land(slot)]
 
-    def _block_landed(self, slot: int, sound: bool, now: float) -> list[Action]:
-        key, actions = self.writers.landed(slot, sound=sound, now=now)
-        if sound:
+    def _block_landed(self, event: BlockLanded, now: float) -> list[Action]:
+        key, actions = self.writers.landed(event.slot, sound=event.sound, now=now)
+        if event.sound:
             return actions + self.readers.committed(key, now, remote=True)
+        if event.lost:  # its fetch has ended, or ends next, and says why
+            return actions + self.readers.writer_gone(key, now)
         self.corrupt += 1
         return actions + self.readers.not_landed(key, Miss.CORRUPT, now)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kv_pool.events.types import BlockEvent
 from kv_pool.keys import BlockKey
-from kv_pool.node.messages import Answer, Commit, Miss, Peer, Request
+from kv_pool.node.messages import Answer, Commit, Granted, Miss, Peer, Request
 
 # --- events --------------------------------------------------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ class ProcessGone:
 
 @dataclass(frozen=True, slots=True)
 class BlockArrived:
-    """A block of a fetch is here, not in a slot yet (``commit.slot`` means nothing)."""
+    """A block of a fetch begins to come in, and needs a slot (``commit.slot`` means nothing)."""
 
     fetch: int
     commit: Commit
@@ -45,10 +45,12 @@ class BlockArrived:
 
 @dataclass(frozen=True, slots=True)
 class BlockLanded:
-    """The bytes of an arrived block are in ``slot``; ``sound`` says that their checksum is right there."""
+    """The bytes of an arrived block are in ``slot``; ``sound`` says that their checksum is right there. ``lost``: it was
+    given up before all of them had come."""
 
     slot: int
     sound: bool
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +94,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendBlock:
-    """An answer with the first ``length`` bytes of ``slot`` behind it. The slot is leased until the client releases it."""
+    """A grant with the first ``length`` bytes of ``slot`` behind it. The slot is leased until the client releases it."""
 
     client: str
-    answer: Answer
+    answer: Granted
     slot: int
     length: int
 
@@ -137,7 +139,7 @@ class CancelFetch:
 
 @dataclass(frozen=True, slots=True)
 class Land:
-    """Put the bytes of the block that has just arrived into ``slot``; answered by BlockLanded."""
+    """Put the bytes of the block that has just arrived into ``slot``; answered by one BlockLanded, perhaps much later."""
 
     slot: int
 

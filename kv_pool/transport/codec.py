@@ -182,6 +182,7 @@ TABLE: Final[dict[str, tuple[type[Any], dict[str, Field]]]] = {
     "reserved": (m.SlotsReserved, {"ticket": INTEGER, "slots": SLOTS}),
     "denied": (m.ReserveDenied, {"ticket": INTEGER, "reason": TEXT}),
     "granted": (m.Granted, {"ticket": INTEGER, "position": INTEGER, "grants": GRANTS}),
+    "piece": (m.Piece, {"ticket": INTEGER, "lease": INTEGER, "offset": SIZE}),
     "stalled": (m.Stalled, {"ticket": INTEGER}),
     "ended": (m.Ended, {"ticket": INTEGER, "available": INTEGER, "miss": MISS}),
     "error": (m.Refusal, {"code": CODE}),

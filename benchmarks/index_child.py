@@ -1,8 +1,8 @@
 """The cluster's block index with a million blocks, in a process of its own so that its memory can be told.
 
-``python -m benchmarks.index_child ENTRIES NODES`` -> ``{"ready": true, "bytes_per_block": b}``: resident memory that the index took,
-its keys included. ``{"do": "prefix", "chain": n, "times": k}`` -> ``{"microseconds": [...]}``: the longest prefix of ``k`` chains of
-``n`` blocks, drawn from all that are there.
+``python -m benchmarks.index_child ENTRIES NODES`` -> ``{"ready": true, "bytes_per_block": b}``: resident memory that the index
+took, its keys included. ``{"do": "prefix", "chain": n, "times": k}`` -> ``{"microseconds": [...]}``: the longest prefix of ``k``
+chains of ``n`` blocks, drawn from all that are there.
 """
 
 from __future__ import annotations

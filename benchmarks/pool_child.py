@@ -7,8 +7,8 @@ two series of ``n`` blocks, all of its memory written once.
 ``{"do": "put", "batch": k}``, ``{"do": "get", "batch": k, "checked": bool}`` -> ``{"seconds": s}``: ``n`` blocks, ``k`` a call. A
 put ends when the node has taken the last commit. ``checked``: the blocks' checksums are verified within; what is in the buffers
 then is compared with what was put after the clock has stopped.
-``{"do": "memcpy"}`` -> ``{"in": s, "out": s, "checksum": s}``: the same pieces by plain memcpy into shared memory of the same size
-and back, and their checksum right after each was copied, as a put does it.
+``{"do": "memcpy"}`` -> ``{"in": s, "out": s, "checksum": s}``: the same pieces by plain memcpy into shared memory of the same
+size and back, and their checksum right after each was copied, as a put does it.
 ``{"do": "acquire", "chain": n, "times": k}`` -> ``{"microseconds": [...]}``: acquires of ``n`` blocks that are there, no copy.
 """
 

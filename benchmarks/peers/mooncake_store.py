@@ -3,12 +3,12 @@
 ``python mooncake_store.py shared_memory|tcp SEGMENT_BYTES BLOCK_BYTES_MAX``
 
 It starts ``mooncake_master`` and the process that owns the memory (``mooncake_client`` for the shared-memory client, this script
-once more for TCP), all on 127.0.0.1, and is itself the client. Buffers are registered and touched before anything is timed, and so
-is the whole segment: it is filled once and emptied.
+once more for TCP), all on 127.0.0.1, and is itself the client. Buffers are registered and touched before anything is timed, and
+so is the whole segment: it is filled once and emptied.
 
 ``{"do": "put", "block": b, "blocks": n, "batch": k}`` -> ``{"seconds": s}``: ``n`` blocks of ``b`` bytes under new keys, ``k`` a
-call (1 is put_from, more is batch_put_from). ``{"do": "get", ...}`` -> ``{"seconds": s}``: reads what the last put wrote; what is in
-the buffers then is compared after the clock has stopped. ``{"do": "is_exist", "times": n}`` -> ``{"microseconds": [...]}``.
+call (1 is put_from, more is batch_put_from). ``{"do": "get", ...}`` -> ``{"seconds": s}``: reads what the last put wrote; what is
+in the buffers then is compared after the clock has stopped. ``{"do": "is_exist", "times": n}`` -> ``{"microseconds": [...]}``.
 """
 
 from __future__ import annotations

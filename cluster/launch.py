@@ -257,6 +257,7 @@ def _start_nodes(config: ClusterConfig, actors: dict[str, Any], description: dic
             slot_bytes=slot_bytes,
             block_tokens=config.model.block_tokens,
             settings=config.pool.model_dump(mode="json"),
+            ssd=config.ssd.model_dump(mode="json"),
             scheduler_name=SCHEDULER,
             namespace=config.cluster.namespace,
             heartbeat_s=config.scheduler.heartbeat_s,

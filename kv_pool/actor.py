@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kv_pool.heartbeat import HeartbeatSender
 from kv_pool.service import PoolNode
-from kv_pool.settings import PoolSettings
+from kv_pool.settings import PoolSettings, SsdSettings
 
 RESOLVE_TIMEOUT_S: Final = 2.0
 
@@ -17,13 +17,17 @@ class PoolNodeActor:
     """Starts its node with the process. A restart is a new incarnation with an empty arena: readers purge what they knew."""
 
     def __init__(
-        self, *, node_id: str, slot_bytes: int, settings: dict[str, Any], scheduler_name: str, namespace: str, heartbeat_s: float,
-        block_tokens: int | None = None, log_level: str = "WARNING",
+        self, *, node_id: str, slot_bytes: int, settings: dict[str, Any], ssd: dict[str, Any], scheduler_name: str, namespace: str,
+        heartbeat_s: float, block_tokens: int | None = None, log_level: str = "WARNING",
     ) -> None:  # fmt: skip
         logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._scheduler_name, self._namespace = scheduler_name, namespace
         self._node = PoolNode(
-            node_id=node_id, slot_bytes=slot_bytes, settings=PoolSettings(**settings), block_tokens=block_tokens
+            node_id=node_id,
+            slot_bytes=slot_bytes,
+            settings=PoolSettings(**settings),
+            ssd=SsdSettings(**ssd),
+            block_tokens=block_tokens,
         )
         self._node.start()
         self._heartbeat = HeartbeatSender(
@@ -38,11 +42,21 @@ class PoolNodeActor:
             "incarnation": node.incarnation,
             "endpoint": node.endpoint,
             "events": node.events_endpoint,
+            "local": node.local_endpoint,
             "pid": os.getpid(),
         }
 
     def stats(self) -> dict[str, int | float]:
         return self._node.stats()
+
+    def status(self) -> dict[str, Any]:
+        """All that an operator may want to know of the node."""
+        return self._node.status()
+
+    def drain(self, enable: bool) -> dict[str, Any]:
+        """Have the node emptied, or take it into use again; returns its status as it is now."""
+        self._node.drain(enable=enable)
+        return self._node.status()
 
     def ping(self) -> str:
         return self._node.incarnation
@@ -64,6 +78,8 @@ class PoolNodeActor:
             "load": {
                 "endpoint": node.endpoint,
                 "events": node.events_endpoint,
+                "local": node.local_endpoint,
+                "draining": node.draining,
                 "slots_total": stats["slots_total"],
                 "slots_free": stats["slots_free"],
                 "slot_bytes": stats["slot_bytes"],

@@ -4,8 +4,8 @@ Memory layout (slot starts aligned to ``SLOT_ALIGN``)::
 
     | epoch words, u64 each | padding | slot 0 | slot 1 | ...
 
-The segment is an anonymous ``memfd``; a worker opens it through ``/proc/<node pid>/fd/<n>``. It has no name, so nothing can be
-left behind in /dev/shm, whatever is killed, and a container's /dev/shm size does not limit it
+The segment is an anonymous ``memfd``; a worker gets its descriptor with the node's welcome. It has no name, so nothing can be left
+behind in /dev/shm, whatever is killed, and a container's /dev/shm size does not limit it
 (docs/decisions/0003-arena-memfd.md).
 
 A slot's *epoch* changes whenever the slot changes its owner. A reader that finds the epoch of its lease after it copied knows
@@ -82,10 +82,9 @@ class Arena:
             raise
 
     @classmethod
-    def attach(cls, pid: int, fd: int, slots: int, slot_bytes: int) -> Arena:
-        """Map the segment of the node with ``pid``. Raises OSError where that process is gone, foreign, or its segment
-        smaller."""
-        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    def attach(cls, fd: int, slots: int, slot_bytes: int) -> Arena:
+        """Map the segment that ``fd`` stands for (it stays the caller's). Raises OSError where it is smaller than announced."""
+        own = os.dup(fd)
         try:
             found, needed = os.fstat(own).st_size, arena_bytes(slots, slot_bytes)
             if found < needed:
@@ -101,6 +100,13 @@ class Arena:
             raise IndexError(f"slot {index} of {self.slots}")
         start = self._first + index * self._stride
         return self._view[start : start + self.slot_bytes]
+
+    def slot_pages(self, index: int) -> memoryview:
+        """The slot and what fills its last page: whole pages, for direct I/O. Raises IndexError."""
+        if not 0 <= index < self.slots:
+            raise IndexError(f"slot {index} of {self.slots}")
+        start = self._first + index * self._stride
+        return self._view[start : start + self._stride]
 
     def slot_read_only(self, index: int) -> memoryview:
         return self.slot(index).toreadonly()

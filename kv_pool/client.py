@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import xxhash
-import zmq
 
 from kv_pool.arena import Arena
 from kv_pool.keys import BlockKey
@@ -37,12 +36,12 @@ from kv_pool.node.messages import (
     Reserve,
     ReserveDenied,
     SlotsReserved,
+    Tier,
     Welcome,
 )
 from kv_pool.node.messages import Granted as GrantedMessage
-from kv_pool.transport import process
-from kv_pool.transport.codec import ANSWERS, MalformedMessageError, decode, encode
-from kv_pool.transport.sockets import make_socket
+from kv_pool.transport.codec import ANSWERS, KEYS_MAX, MalformedMessageError, decode, encode
+from kv_pool.transport.local import HungUpError, LocalConnection
 
 __all__ = [
     "AcquireEnded",
@@ -58,9 +57,13 @@ __all__ = [
     "ReserveRefused",
     "Reserved",
     "ReservedSlot",
+    "Tier",
 ]
 
-GOODBYE_LINGER_MS: Final = 200
+SPIN_S: Final = 60e-6
+"""A waiting client looks this long before it sleeps: waking up costs about as much."""
+COPY_BYTES: Final = 256 * 1024
+"""Copied and digested at a time: the digest then reads from the processor's cache, not from memory."""
 HARMLESS: Final = frozenset({ErrorCode.NOT_RESERVED, ErrorCode.BAD_COMMIT})
 """Refusals that concern one block: it is simply not there."""
 
@@ -97,19 +100,37 @@ class ReservedSlot:
 
 class LeasedBlock:
     """A committed block that stays while its lease lasts. ``buffer`` is read-only and as long as what was stored. ``tier`` says
-    where it was when it was asked for: "dram" here, or "remote"."""
+    where it was when it was asked for."""
 
-    __slots__ = ("_arena", "_grant", "buffer", "key", "lease", "meta", "tier", "tokens")
+    __slots__ = ("_arena", "_grant")
 
     def __init__(self, arena: Arena, grant: Grant) -> None:
         self._arena = arena
         self._grant = grant
-        self.key = grant.key
-        self.tokens = grant.tokens
-        self.meta = grant.meta
-        self.lease = grant.lease
-        self.tier = "remote" if grant.remote else "dram"
-        self.buffer = arena.slot_read_only(grant.slot)[: grant.length]
+
+    @property
+    def key(self) -> BlockKey:
+        return self._grant.key
+
+    @property
+    def tokens(self) -> int:
+        return self._grant.tokens
+
+    @property
+    def meta(self) -> bytes:
+        return self._grant.meta
+
+    @property
+    def lease(self) -> int:
+        return self._grant.lease
+
+    @property
+    def tier(self) -> Tier:
+        return self._grant.tier
+
+    @property
+    def buffer(self) -> memoryview:
+        return self._arena.slot_read_only(self._grant.slot)[: self._grant.length]
 
     def still_held(self) -> bool:
         """The slot still is this block's. After a copy: the bytes copied were its own all the time."""
@@ -118,6 +139,21 @@ class LeasedBlock:
     def verify(self) -> bool:
         """The bytes have the stored checksum and the slot still is this block's; anything else is a miss."""
         return xxhash.xxh3_64_intdigest(self.buffer) == self._grant.checksum and self.still_held()
+
+    def copy_to(self, target: memoryview) -> bool:
+        """Copy the block's bytes, and check on the way what :meth:`verify` checks; False is a miss, whatever ``target`` holds then."""
+        digest = copy_and_digest(self.buffer, target)
+        return digest == self._grant.checksum and self.still_held()
+
+
+def copy_and_digest(source: memoryview, target: memoryview) -> int:
+    """Copy ``source`` (bytes) into as many first bytes of ``target``; returns their XXH3-64."""
+    digest = xxhash.xxh3_64()
+    for start in range(0, len(source), COPY_BYTES):
+        piece = target[start : min(start + COPY_BYTES, len(source))]
+        piece[:] = source[start : start + COPY_BYTES]
+        digest.update(piece)
+    return digest.intdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +172,11 @@ class ReserveRefused:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Block ``position`` of an acquire, in order. The receiver releases ``block.lease``."""
+    """Blocks ``position``, ``position + 1`` ... of an acquire, in order. The receiver releases each one's ``lease``."""
 
     ticket: int
     position: int
-    block: LeasedBlock
+    blocks: tuple[LeasedBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +206,9 @@ class PoolClient:
         self._endpoint = endpoint
         self._client_id = client_id
         self._block_bytes = block_bytes
-        self._context = zmq.Context()
-        self._socket = make_socket(self._context, zmq.DEALER)
-        self._socket.connect(endpoint)
+        self._connection: LocalConnection | None = None
+        self._ready = select.poll()
         self._arena: Arena | None = None
-        self._node_process: int | None = None
-        self._process_poll = select.poll()
         self._incarnation = ""
         self._dead_after_s = 0.0
         self._heard_at = time.monotonic()
@@ -184,16 +217,15 @@ class PoolClient:
         self._next_ticket = 0
         self._reserving: dict[int, tuple[BlockKey, ...]] = {}
 
-    @property
-    def socket(self) -> zmq.Socket[bytes]:
-        """For the owner's poller (POLLIN); nobody else receives from it."""
-        return self._socket
+    def fileno(self) -> int:
+        """For the owner's poller: there is something to :meth:`poll` when it is readable. -1 before :meth:`connect`."""
+        return -1 if self._connection is None else self._connection.fileno()
 
     def connect(self, timeout_s: float) -> NodeInfo:
         """Say hello and map the arena. Raises :class:`PoolUnavailableError`; the client is closed then."""
         try:
             return self._connect(timeout_s)
-        except (MalformedMessageError, OSError, ValueError) as error:
+        except (MalformedMessageError, HungUpError, OSError, ValueError) as error:
             self.close()
             raise PoolUnavailableError(f"pool node at {self._endpoint}: {error}") from error
         except PoolUnavailableError:
@@ -201,20 +233,29 @@ class PoolClient:
             raise
 
     def _connect(self, timeout_s: float) -> NodeInfo:
-        own_pid, own_started = process.own()
-        self._send(Hello(own_pid, own_started))
-        if not self._socket.poll(int(timeout_s * 1000)):
+        self._connection = LocalConnection.connect(self._endpoint)
+        self._ready.register(self._connection, select.POLLIN)
+        self._send(Hello())
+        if self._lost is not None or not self._ready.poll(timeout_s * 1000):
             raise PoolUnavailableError(f"pool node at {self._endpoint} did not answer {self._client_id} in {timeout_s:g} s")
-        answer, incarnation = decode(self._socket.recv(), ANSWERS)
-        if not isinstance(answer, Welcome):
+        received = self._connection.receive_with_descriptor()
+        if received is None:
+            raise PoolUnavailableError(f"pool node at {self._endpoint} did not answer {self._client_id}")
+        frame, descriptor = received
+        try:
+            return self._welcomed(frame, descriptor)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _welcomed(self, frame: bytes, descriptor: int | None) -> NodeInfo:
+        answer, incarnation = decode(frame, ANSWERS)
+        if not isinstance(answer, Welcome) or descriptor is None:
             raise PoolUnavailableError(f"pool node at {self._endpoint} refuses {self._client_id}: {answer}")
         if answer.slot_bytes < self._block_bytes:
             raise PoolUnavailableError(f"slots of {answer.slot_bytes} bytes cannot hold blocks of {self._block_bytes}")
-        self._arena = Arena.attach(answer.pid, answer.fd, answer.slots, answer.slot_bytes)
+        self._arena = Arena.attach(descriptor, answer.slots, answer.slot_bytes)
         self._arena.start_prefault()
-        self._node_process = process.watch(answer.pid, process.started(answer.pid))
-        if self._node_process is not None:
-            self._process_poll.register(self._node_process, select.POLLIN)
         self._dead_after_s = answer.client_dead_s
         self._incarnation = incarnation
         self._heard_at = time.monotonic()
@@ -223,21 +264,32 @@ class PoolClient:
     # --- writing ------------------------------------------------------------------------------------------------------------
 
     def reserve(
-        self, keys: Sequence[BlockKey], *, timeout_s: float, private: bool = False, parent: BlockKey | None = None
+        self,
+        keys: Sequence[BlockKey],
+        *,
+        timeout_s: float,
+        private: bool = False,
+        parent: BlockKey | None = None,
+        retention: str = "",
     ) -> int:
         """Slots for those of ``keys`` that the pool lacks, all or none; waits there for room up to ``timeout_s``.
 
         The keys follow each other in one chain. ``parent`` is what the first one follows: named, it stays in the pool meanwhile.
+        ``retention`` names the blocks' retention class; the first one configured unless given.
         """
         ticket = self._ticket()
         self._reserving[ticket] = tuple(keys)
-        self._send(Reserve(ticket, tuple(keys), parent, timeout_s, private))
+        self._send(Reserve(ticket, tuple(keys), parent, timeout_s, private, retention))
         return ticket
 
-    def commit(self, slot: ReservedSlot, *, tokens: int, parent: BlockKey | None, meta: bytes = b"") -> None:
-        """Make the slot's block visible: ``block_bytes`` of it (none where ``tokens`` is 0) under their checksum (XXH3-64)."""
+    def commit(
+        self, slot: ReservedSlot, *, tokens: int, parent: BlockKey | None, meta: bytes = b"", checksum: int | None = None
+    ) -> None:
+        """Make the slot's block visible: ``block_bytes`` of it (none where ``tokens`` is 0) under their checksum (XXH3-64), which
+        the caller may know already (:func:`copy_and_digest`)."""
         length = self._block_bytes if tokens else 0
-        checksum = xxhash.xxh3_64_intdigest(slot.buffer[:length])
+        if checksum is None or not length:
+            checksum = xxhash.xxh3_64_intdigest(slot.buffer[:length])
         self._send(Commit(slot.index, slot.key, parent, tokens, length, checksum, meta))
 
     def abandon(self, slot: ReservedSlot) -> None:
@@ -246,41 +298,48 @@ class PoolClient:
 
     # --- reading ------------------------------------------------------------------------------------------------------------
 
-    def acquire(self, keys: Sequence[BlockKey], *, wait: bool, source: BlockSourceAddress | None, timeout_s: float) -> int:
-        """Lease the longest prefix of ``keys`` that can be had here or from ``source``. With ``wait`` also wait, up to
-        ``timeout_s``, for keys that nobody has committed yet."""
+    def acquire(
+        self, keys: Sequence[BlockKey], *, wait: bool, timeout_s: float, sources: Sequence[BlockSourceAddress] = ()
+    ) -> int:
+        """Lease the longest prefix of ``keys`` that can be had within ``timeout_s``: from this node's DRAM or SSD or, what it lacks,
+        from the first of ``sources`` (other nodes) that has it. With ``wait`` also wait for keys that nobody has committed yet."""
         ticket = self._ticket()
-        peer = None if source is None else Peer(source.node_id, source.endpoint)
-        self._send(Acquire(ticket, tuple(keys), wait, timeout_s, peer))
+        peers = tuple(Peer(source.node_id, source.endpoint) for source in sources)
+        self._send(Acquire(ticket, tuple(keys), wait, timeout_s, peers))
         return ticket
 
     def cancel(self, ticket: int) -> None:
         """No more grants are wanted. Leases already granted are the caller's to release."""
         self._send(Cancel(ticket))
 
-    def release(self, lease: int, *, consume: bool = False) -> None:
-        """End a lease; ``consume`` deletes a private block, which has one reader only."""
-        self._send(Release(lease, consume))
+    def release(self, leases: Iterable[int], *, consume: bool = False) -> None:
+        """End leases, all with one message; ``consume`` deletes those of the blocks that are private, which have one reader only."""
+        numbers = tuple(leases)
+        for start in range(0, len(numbers), KEYS_MAX):
+            self._send(Release(numbers[start : start + KEYS_MAX], consume))
 
     # --- housekeeping -------------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_s: float = 0.0) -> list[ClientEvent]:
         """What has arrived, waiting up to ``timeout_s`` for the first of it."""
         events: list[ClientEvent] = []
-        if timeout_s and self._lost is None:
-            self._socket.poll(int(timeout_s * 1000))
-        while self._lost is None:
+        if self._connection is None:
+            self._lost = self._lost or "not connected"
+        elif timeout_s and self._lost is None:
+            self._wait(timeout_s)
+        while self._lost is None and self._connection is not None:
             try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            self._heard_at = time.monotonic()
-            try:
+                frame = self._connection.receive()
+                if frame is None:
+                    break
+                self._heard_at = time.monotonic()
                 events += self._read(frame)
+            except HungUpError as error:
+                self._lost = str(error)
             except (MalformedMessageError, IndexError) as error:
                 self._lost = f"it sends what is not in the protocol ({type(error).__name__})"
-        if self._lost is None:
-            self._look_at_process()
+        if self._lost is None and self._connection is not None and self._connection.backlogged:
+            self._flush()
         if self._lost is not None:
             events.append(NodeLost(self._lost))
         return events
@@ -288,11 +347,11 @@ class PoolClient:
     def keepalive(self) -> None:
         """About once a second: shows the node that we live, and notices when the node does not."""
         # What waits unread proves that it lives, however long we have not looked.
-        silent = not self._socket.poll(0) and time.monotonic() - self._heard_at > self._dead_after_s
+        silent = not self._ready.poll(0) and time.monotonic() - self._heard_at > self._dead_after_s
         if self._lost is None and silent:
             self._lost = f"silent for {self._dead_after_s:g} s"
-        self._look_at_process()
         if self._lost is None:
+            self._flush()
             self._send(Keepalive())
 
     def close(self) -> None:
@@ -302,12 +361,9 @@ class PoolClient:
         self._closed = True
         if self._incarnation and self._lost is None:
             self._send(Goodbye())
-        # The goodbye may leave: a node that never hears it takes everything back when this process falls silent.
-        self._socket.close(linger=GOODBYE_LINGER_MS if self._lost is None else 0)
-        self._context.term()
-        if self._node_process is not None:
-            os.close(self._node_process)
-            self._node_process = None
+        self._lost = self._lost or "closed"
+        if self._connection is not None:
+            self._connection.close()
         if self._arena is not None:
             self._arena.close()
 
@@ -317,17 +373,31 @@ class PoolClient:
         self._next_ticket += 1
         return self._next_ticket
 
+    def _wait(self, timeout_s: float) -> None:
+        """Until something has arrived: a short look-out first, then asleep."""
+        spin_until = time.perf_counter() + min(SPIN_S, timeout_s)
+        while not self._ready.poll(0):
+            if time.perf_counter() >= spin_until:
+                self._ready.poll(timeout_s * 1000)
+                return
+
     def _send(self, request: Request) -> None:
+        if self._connection is None or self._lost is not None:
+            return
         try:
-            self._socket.send(encode(request, self._incarnation), zmq.NOBLOCK)
-        except zmq.Again:
-            self._lost = "it takes no more messages"
+            self._connection.send(encode(request, self._incarnation))
+        except HungUpError as error:
+            self._lost = str(error)
 
-    def _look_at_process(self) -> None:
-        if self._lost is None and self._node_process is not None and self._process_poll.poll(0):
-            self._lost = "its process has ended"
+    def _flush(self) -> None:
+        if self._connection is None:
+            return
+        try:
+            self._connection.flush()
+        except HungUpError as error:
+            self._lost = str(error)
 
-    def _read(self, frame: bytes) -> list[ClientEvent]:
+    def _read(self, frame: memoryview) -> list[ClientEvent]:
         """The events in one message. Raises MalformedMessageError, or IndexError for a slot that is not there."""
         assert self._arena is not None, "connect first"
         answer, incarnation = decode(frame, ANSWERS)
@@ -335,8 +405,10 @@ class PoolClient:
             self._lost = "it has been replaced"
             return []
         match answer:
-            case GrantedMessage(ticket, position, grants):
-                return [Granted(ticket, position + i, LeasedBlock(self._arena, grant)) for i, grant in enumerate(grants)]
+            case GrantedMessage(ticket, position):
+                blocks = tuple([LeasedBlock(self._arena, grant) for grant in answer.grants()])
+                granted = Granted(ticket, position, blocks)
+                return [granted, AcquireEnded(ticket, position + len(blocks), None)] if answer.ended else [granted]
             case Ended(ticket, available, miss):
                 return [AcquireEnded(ticket, available, miss)]
             case SlotsReserved(ticket, slots):

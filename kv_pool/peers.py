@@ -98,7 +98,7 @@ class Arrival:
     def event(self) -> BlockArrived:
         g = self.landing.grant
         commit = Commit(-1, g.key, g.parent, g.tokens, g.length, g.checksum, g.meta)
-        return BlockArrived(self.landing.fetch, commit, g.private)
+        return BlockArrived(self.landing.fetch, commit, g.private, g.tier)
 
 
 PeerEvent = Arrival | BlockLanded | FetchStalled | FetchEnded
@@ -206,7 +206,7 @@ class PeerLinks:
             self._close(link)
             return None
         self._links[peer.endpoint] = link
-        self._send(link, Hello(0, 0))
+        self._send(link, Hello())
         return link
 
     def _ask(self, link: _Link, fetch: StartFetch) -> None:
@@ -269,8 +269,8 @@ class PeerLinks:
         if incarnation != link.incarnation:
             raise MalformedMessageError("another incarnation than the one met")
         match answer:
-            case Granted(ticket, _, grants):
-                landing = self._begin(link, ticket, grants)
+            case Granted(ticket):
+                landing = self._begin(link, ticket, answer.grants())
                 link.used_at = now
                 if ticket in link.fetches:  # else it was called off meanwhile
                     yield Arrival(landing)
@@ -292,7 +292,7 @@ class PeerLinks:
             case _:
                 pass
 
-    def _begin(self, link: _Link, ticket: int, grants: tuple[Grant, ...]) -> Landing:
+    def _begin(self, link: _Link, ticket: int, grants: list[Grant]) -> Landing:
         if len(grants) != 1 or grants[0].length > self._slot_bytes:
             raise MalformedMessageError("grants: one block that fits a slot is needed")
         if link.landing is not None:
@@ -318,7 +318,7 @@ class PeerLinks:
         link.landing = None
         sound = landing.sound
         # A private block that is kept has moved here, and goes away there.
-        self._send(link, Release(landing.grant.lease, consume=sound and landing.grant.private))
+        self._send(link, Release((landing.grant.lease,), consume=sound and landing.grant.private))
         if landing.slot is not None:
             yield BlockLanded(landing.slot, sound)
 

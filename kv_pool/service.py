@@ -1,4 +1,5 @@
-"""A pool node's shell: sockets, the arena, and one I/O thread around the pure state (``node/state.py``). Knows nothing of Ray."""
+"""A pool node's shell: sockets, the arena, the disk, and one I/O thread around the pure state (``node/state.py``). Knows nothing of
+Ray."""
 
 from __future__ import annotations
 
@@ -8,29 +9,34 @@ import os
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from concurrent.futures import Future
+from typing import Any, Final
 
 import zmq
 
+from kv_pool import status
 from kv_pool.arena import Arena
 from kv_pool.events.publisher import EventPublisher
 from kv_pool.events.replay import encode_replay
 from kv_pool.events.snapshot import Snapshot, encode_snapshot
-from kv_pool.events.types import DRAM
-from kv_pool.node.messages import Answer, AskEvents, AskSnapshot, ErrorCode, Hello, Question, Refusal, Welcome
-from kv_pool.node.slots import SlotState
+from kv_pool.events.types import DRAM, SSD
+from kv_pool.local_clients import NAME_PREFIX, LocalClients
+from kv_pool.node.messages import Answer, AskEvents, AskSnapshot, ErrorCode, Goodbye, Hello, Question, Refusal, Welcome
 from kv_pool.node.state import NodeState
 from kv_pool.node.stimuli import (
     Action,
     Asked,
     CancelFetch,
     ClientGone,
+    Drain,
     Event,
     Greet,
     Land,
     ProcessGone,
     Publish,
+    SaveBudget,
     Send,
     SendBlock,
     SetEpoch,
@@ -38,9 +44,12 @@ from kv_pool.node.stimuli import (
     Tick,
 )
 from kv_pool.peers import Arrival, PeerLinks, Pulled
-from kv_pool.policy.lru import LeastRecentlyUsed
-from kv_pool.settings import PoolSettings
+from kv_pool.policy.registry import make_eviction_policy
+from kv_pool.settings import PoolSettings, SsdSettings
 from kv_pool.sizes import parse_size
+from kv_pool.ssd.disk.disk import SsdDisk
+from kv_pool.ssd.make import segment_bytes, segment_count
+from kv_pool.ssd.records import DiskDown, ReadRecord, WriteBatch
 from kv_pool.transport.codec import QUESTIONS, REQUESTS, MalformedMessageError, decode, encode
 from kv_pool.transport.memory import keep_freed_memory
 from kv_pool.transport.pieces import cut, pieces_of
@@ -50,18 +59,31 @@ from kv_pool.transport.sockets import MESSAGES_WAITING_MAX, bind, make_socket
 log = logging.getLogger(__name__)
 
 SLOTS_MIN: Final = 4
+ORDERS_MAX: Final = 16
+STATUS_TIMEOUT_S: Final = 5.0
+DISK_STOP_TIMEOUT_S: Final = 3.0
 TICK_PERIOD_S: Final = 0.25
 MESSAGES_PER_TURN_MAX: Final = 256
 
 
 class PoolNode:
-    """One node: ``dram // slot_bytes`` slots of memory shared with the workers of this machine, and two endpoints on ``host``.
+    """One node: ``dram // slot_bytes`` slots of memory shared with the workers of this machine, and (``ssd.directory``) a log on its
+    SSD.
 
-    ``block_tokens``: what a public block must hold; None where any count will do. Raises ValueError where fewer than
-    ``SLOTS_MIN`` slots fit, OSError where memory or ports lack.
+    Three doors: ``local_endpoint`` for workers of this machine, ``endpoint`` for other nodes and questions, ``events_endpoint``
+    where it publishes; the latter two on ``host``. ``block_tokens``: what a public block must hold; None where any count will do.
+    Raises ValueError where fewer than ``SLOTS_MIN`` slots fit, OSError where memory or ports lack.
     """
 
-    def __init__(self, *, node_id: str, slot_bytes: int, settings: PoolSettings, block_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        slot_bytes: int,
+        settings: PoolSettings,
+        ssd: SsdSettings | None = None,
+        block_tokens: int | None = None,
+    ) -> None:
         slots = parse_size(settings.dram) // slot_bytes
         if slots < SLOTS_MIN:
             raise ValueError(
@@ -70,14 +92,8 @@ class PoolNode:
         self.node_id = node_id
         self.incarnation = uuid.uuid4().hex[:16]
         self._settings = settings
-        self._state = NodeState(
-            node_id=node_id,
-            slots=slots,
-            slot_bytes=slot_bytes,
-            block_tokens=block_tokens,
-            settings=settings,
-            policy=LeastRecentlyUsed(),
-        )
+        self._ssd = ssd or SsdSettings()
+        self._state = self._make_state(slots, slot_bytes, block_tokens)
         self._arena = Arena.create(slots, slot_bytes)
         self._context = zmq.Context()
         waiting_max = MESSAGES_WAITING_MAX + settings.fetch_inflight_blocks * pieces_of(slot_bytes)
@@ -86,6 +102,8 @@ class PoolNode:
         self.endpoint = bind(self._router, settings.host)
         self._events = EventPublisher(self._context, settings.host, node_id, self.incarnation)
         self.events_endpoint = self._events.endpoint
+        self._local = LocalClients(f"moonpool-{self.incarnation}")
+        self.local_endpoint = self._local.endpoint
         self._peers = PeerLinks(
             self._context,
             slot_bytes=slot_bytes,
@@ -97,13 +115,20 @@ class PoolNode:
         self._landing: int | None = None
         """The slot that the state wants the latest arrival in."""
         self._counts = {"bytes_out": 0, "malformed": 0, "turns_failed": 0}
+        self._orders: deque[Drain] = deque(maxlen=ORDERS_MAX)
+        self._questions: deque[Future[dict[str, Any]]] = deque(maxlen=ORDERS_MAX)
+        self._poller = zmq.Poller()
+        self._polled: list[zmq.Socket[bytes] | int] = []
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._disk = self._make_disk()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"pool-{node_id}", daemon=True)
 
     def start(self) -> None:
         keep_freed_memory()
         self._arena.start_prefault()
+        if self._disk is not None:
+            self._disk.start()
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -114,39 +139,49 @@ class PoolNode:
         if self._thread.ident is None:
             self._close()
             return
-        os.eventfd_write(self._wake, 1)
+        self._kick()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             log.error("pool node %s: the I/O thread did not end in %g s", self.node_id, timeout_s)
 
+    def drain(self, *, enable: bool) -> None:
+        """Have the node emptied, or take it into use again. What has become of it: :meth:`status`. From any thread."""
+        self._orders.append(Drain(enable))
+        self._kick()
+
+    @property
+    def draining(self) -> bool:
+        return self._state.writers.draining
+
     def stats(self) -> dict[str, int | float]:
         """Counters and gauges, from any thread."""
-        state, slots = self._state, self._state.slots.counts()
-        counts: dict[str, int | float] = {
-            "pid": os.getpid(),
-            "slots_total": state.slots.count,
-            "slots_free": slots[SlotState.FREE],
-            "slots_reserved": slots[SlotState.RESERVED],
-            "slots_committed": slots[SlotState.COMMITTED],
-            "slots_quarantined": slots[SlotState.QUARANTINED],
+        counts = status.counters(self._state)
+        here = {
             "slot_bytes": self._arena.slot_bytes,
-            "blocks_idle": state.blocks.idle,
-            "leases": len(state.readers.leases),
-            "clients": len(state.clients),
-            "clients_lost": state.clients_lost,
-            "acquires_waiting": len(state.readers.tickets),
-            "fetches": len(state.readers.fetches),
-            "commits": state.commits,
-            "evictions": state.blocks.evictions,
-            "hits": state.readers.hits,
-            "misses": state.readers.misses,
-            "late": state.readers.late,
-            "refused": state.writers.refused,
-            "corrupt": state.corrupt,
             "events_sequence": self._events.sequence,
             "bytes_in": self._peers.bytes_in,
         }
-        return counts | self._counts
+        return counts | self._counts | here
+
+    def status(self) -> dict[str, Any]:
+        """All that an operator may want to know of the node, from any thread. Raises TimeoutError where the node does not answer."""
+        if not self._thread.is_alive():
+            return self._status()
+        answer: Future[dict[str, Any]] = Future()
+        self._questions.append(answer)
+        self._kick()
+        return answer.result(STATUS_TIMEOUT_S)
+
+    def _status(self) -> dict[str, Any]:
+        disk = None if self._disk is None else self._disk.stats() | {"healthy": self._disk.healthy}
+        return {
+            "node_id": self.node_id,
+            "incarnation": self.incarnation,
+            "counters": self.stats(),
+            "ssd": status.ssd(self._state, self._settings, disk, time.time()),
+            "draining": self._state.writers.draining,
+            "empty": self._state.empty,
+        }
 
     def take_pulls(self) -> list[Pulled]:
         """Finished pulls from other nodes since the last call, the latest of them. From any one thread."""
@@ -155,6 +190,39 @@ class PoolNode:
             while True:
                 pulls.append(self._peers.pulls.popleft())
         return pulls
+
+    # --- making it ----------------------------------------------------------------------------------------------------------
+
+    def _make_state(self, slots: int, slot_bytes: int, block_tokens: int | None) -> NodeState:
+        return NodeState(
+            node_id=self.node_id,
+            slots=slots,
+            slot_bytes=slot_bytes,
+            block_tokens=block_tokens,
+            settings=self._settings,
+            policy=make_eviction_policy(self._settings.eviction),
+            ssd=self._ssd if self._ssd.directory else None,
+            wall_offset=time.time() - time.monotonic(),
+        )
+
+    def _make_disk(self) -> SsdDisk | None:
+        if not self._ssd.directory:
+            return None
+        return SsdDisk(
+            directory=self._ssd.directory.replace("{node}", self.node_id),
+            segments=segment_count(self._ssd),
+            segment_bytes=segment_bytes(self._ssd),
+            slot=self._arena.slot_pages,
+            wake=self._kick,
+            threads=self._ssd.threads,
+            hang_s=self._ssd.hang_s,
+            retry_s=self._ssd.retry_s,
+            jobs_max=self._ssd.reads_in_flight + self._ssd.writes_in_flight,
+        )
+
+    def _kick(self) -> None:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            os.eventfd_write(self._wake, 1)
 
     # --- the I/O thread -----------------------------------------------------------------------------------------------------
 
@@ -173,24 +241,31 @@ class PoolNode:
         self._close()
 
     def _close(self) -> None:
+        if self._disk is not None:
+            self._do(self._state.last_words(time.monotonic()), time.monotonic())
+            self._disk.stop(DISK_STOP_TIMEOUT_S)
         self._peers.close()
         self._events.close()
+        self._local.close()
         self._router.close(0)
         self._context.destroy(linger=0)  # lets go of the slots that were being sent
         self._processes.keep_only(set())
         self._arena.close()
-        os.close(self._wake)
+        wake, self._wake = self._wake, -1
+        os.close(wake)
 
     def _turn(self, timeout_s: float) -> None:
-        poller = zmq.Poller()
         processes = self._processes.fds()
-        for source in (self._router, self._wake, *processes, *self._peers.sockets()):
-            poller.register(source, zmq.POLLIN)
+        self._watch([self._router, self._local.fd, self._wake, *processes, *self._peers.sockets()])
         waiting_ms = 0 if self._peers.pending or self._gone else max(0, int(timeout_s * 1000 + 1))
-        ready = dict(poller.poll(waiting_ms))
+        ready = dict(self._poller.poll(waiting_ms))
+        if self._local.fd in ready:
+            self._take_local_messages()
         if self._router in ready:
             self._take_messages()
         self._take_peer_events()
+        if self._wake in ready:
+            self._take_woken()
         for fd, (pid, started) in processes.items():
             if fd in ready:
                 self._react(ProcessGone(pid, started))
@@ -200,8 +275,31 @@ class PoolNode:
             self._react(ClientGone(client))
         self._events.flush()
 
+    def _watch(self, sources: list[zmq.Socket[bytes] | int]) -> None:
+        """Have the poller look at ``sources`` and nothing else. They change rarely, and setting up costs."""
+        if sources != self._polled:
+            self._poller = zmq.Poller()
+            for source in sources:
+                self._poller.register(source, zmq.POLLIN)
+            self._polled = sources
+
+    def _take_woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        while self._orders:
+            self._react(self._orders.popleft())
+        while self._questions:
+            self._questions.popleft().set_result(self._status())
+        if self._disk is not None:
+            for event in self._disk.take():
+                if isinstance(event, DiskDown):
+                    log.warning("pool node %s: goes on without its SSD: %s", self.node_id, event.reason)
+                self._react(event)
+
     def _tick(self, now: float) -> None:
         self._peers.tick(now)
+        if self._disk is not None:
+            self._disk.tick(now)
         self._react(Tick())
         self._forget_processes()
 
@@ -210,6 +308,37 @@ class PoolNode:
         clients = {(c.pid, c.started) for c in self._state.clients.values()}
         silent = {(q.pid, q.started) for q in self._state.writers.quarantined.values()}
         self._processes.keep_only(clients | silent)
+
+    def _take_local_messages(self) -> None:
+        for client, frame in self._local.receive():
+            if frame is None:
+                self._react(ClientGone(client))
+                continue
+            try:
+                request, incarnation = decode(frame, REQUESTS)
+            except MalformedMessageError as error:
+                self._malformed(client, error)
+                continue
+            if isinstance(request, Hello):
+                self._hello(client)
+            elif incarnation != self.incarnation:
+                self._send(client, Refusal(ErrorCode.STALE_INCARNATION))
+            else:
+                self._react(Asked(client, request))  # type: ignore[arg-type]  # REQUESTS holds requests only
+                if isinstance(request, Goodbye):
+                    self._local.drop(client)
+
+    def _hello(self, client: str) -> None:
+        """What a client says of itself counts for nothing: the kernel knows."""
+        pid, started = self._local.worker(client)
+        self._react(Asked(client, Hello(pid, started)))
+        if not self._processes.add(pid, started):
+            self._react(ProcessGone(pid, started))
+
+    def _malformed(self, client: str, error: MalformedMessageError) -> None:
+        self._counts["malformed"] += 1
+        log.debug("malformed message: %s", error)
+        self._send(client, Refusal(ErrorCode.MALFORMED))
 
     def _take_messages(self) -> None:
         for _ in range(MESSAGES_PER_TURN_MAX):
@@ -223,9 +352,7 @@ class PoolNode:
                     raise MalformedMessageError("one frame is needed")
                 self._take(client, frames[0])
             except MalformedMessageError as error:
-                self._counts["malformed"] += 1
-                log.debug("malformed message: %s", error)
-                self._send(client, Refusal(ErrorCode.MALFORMED))
+                self._malformed(client, error)
 
     def _take(self, client: str, frame: bytes) -> None:
         request, incarnation = decode(frame, REQUESTS | QUESTIONS)
@@ -236,14 +363,12 @@ class PoolNode:
             self._send(client, Refusal(ErrorCode.STALE_INCARNATION))
             return
         self._react(Asked(client, request))  # type: ignore[arg-type]  # REQUESTS holds requests only
-        if isinstance(request, Hello) and request.pid and not self._processes.add(request.pid, request.started):
-            self._react(ProcessGone(request.pid, request.started))
 
     def _answer(self, question: Question) -> list[bytes]:
         self._events.flush()  # what is told must not be older than what is published
         if isinstance(question, AskEvents):
             return encode_replay(self._events.since(question.first))
-        keys = {DRAM: tuple(self._state.blocks.public_keys())}
+        keys = {DRAM: tuple(self._state.blocks.public_keys()), SSD: tuple(self._state.ssd_keys())}
         return [encode_snapshot(Snapshot(self.node_id, self.incarnation, self._events.sequence, keys))]
 
     def _take_peer_events(self) -> None:
@@ -270,7 +395,7 @@ class PoolNode:
                 case SendBlock():
                     self._send_block(action)
                 case Greet(client):
-                    self._send(client, self._welcome())
+                    self._send(client, self._welcome(), welcome=True)
                 case Publish(event):
                     self._events.add(event)
                 case SetEpoch(slot, epoch):
@@ -281,13 +406,28 @@ class PoolNode:
                     self._peers.cancel(fetch, peer)
                 case Land(slot):
                     self._landing = slot
+                case WriteBatch() | ReadRecord() | SaveBudget():
+                    self._do_on_disk(action)
+
+    def _do_on_disk(self, action: WriteBatch | ReadRecord | SaveBudget) -> None:
+        assert self._disk is not None
+        match action:
+            case WriteBatch():
+                self._disk.write(action)
+            case ReadRecord():
+                self._disk.read(action)
+            case SaveBudget(packed):
+                self._disk.save_budget(packed)
 
     def _welcome(self) -> Welcome:
-        arena = self._arena
-        return Welcome(self.node_id, os.getpid(), arena.fd, arena.slots, arena.slot_bytes, self._settings.client_dead_s)
+        return Welcome(self.node_id, self._arena.slots, self._arena.slot_bytes, self._settings.client_dead_s)
 
-    def _send(self, client: str, answer: Answer) -> None:
-        self._send_frames(client, [encode(answer, self.incarnation)])
+    def _send(self, client: str, answer: Answer, *, welcome: bool = False) -> None:
+        message = encode(answer, self.incarnation)
+        if not client.startswith(NAME_PREFIX):
+            self._send_frames(client, [message])
+        elif not self._local.send(client, message, (self._arena.fd,) if welcome else ()):
+            self._gone.append(client)
 
     def _send_block(self, action: SendBlock) -> None:
         """The bytes leave from the arena without a copy."""

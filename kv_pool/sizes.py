@@ -1,4 +1,4 @@
-"""Sizes in configuration: ``2GiB``, ``512 MiB``, ``1_000_000``."""
+"""Sizes and durations in configuration: ``2GiB``, ``512 MiB``, ``1_000_000``; ``30s``, ``4h``, ``14d``."""
 
 from __future__ import annotations
 
@@ -16,3 +16,15 @@ def parse_size(text: str) -> int:
     if match is None or unit is None:
         raise ValueError(f"size {text!r}: expected a number with B, KiB, MiB, GiB, TiB (or KB, MB, GB, TB), such as '2GiB'")
     return int(float(match.group(1).replace("_", "")) * unit)
+
+
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds named by ``text``. Raises ValueError that says what is accepted."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([smhd])\s*", text)
+    seconds = float(match.group(1)) * SECONDS[match.group(2)] if match else 0.0
+    if not seconds:
+        raise ValueError(f"duration {text!r}: expected a number over 0 with s, m, h or d, such as '4h'")
+    return seconds

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgpack
@@ -55,8 +55,8 @@ class _Work:
 
     blocks: list[int]
     device_blocks: int
-    dram_blocks: int = 0
-    remote_blocks: int = 0
+    came_from: dict[str, int] = field(default_factory=dict[str, int])
+    """Blocks loaded, by tier."""
     load_order: int | None = None
     load_s: float = 0.0
     first_token: int = -1
@@ -95,8 +95,7 @@ class PrefillWorker:
                 self._do(self.state.aborted((item.request_id, item.attempt)), now)
             case BlockLoaded():
                 work = self._work[self._orders[item.order].id]
-                work.remote_blocks += item.tier == "remote"
-                work.dram_blocks += item.tier != "remote"
+                work.came_from[item.tier] = work.came_from.get(item.tier, 0) + 1
             case LoadEnded():
                 self._load_ended(self._orders.pop(item.order), item, now)
             case PublishEnded():
@@ -260,8 +259,9 @@ class PrefillWorker:
         compute_s = prompt.compute_s + now - started
         # Blocks count as reused only as far as the cursor says (bitwise mode rounds down), nearest tier first.
         device = min(work.device_blocks, prompt.cached // size)
-        dram = min(work.dram_blocks, prompt.cached // size - device)
-        remote = prompt.cached // size - device - dram
+        dram = min(work.came_from.get("dram", 0), prompt.cached // size - device)
+        ssd = min(work.came_from.get("ssd", 0), prompt.cached // size - device - dram)
+        remote = prompt.cached // size - device - dram - ssd
         self._host.sender.add(
             task.sink,
             Tokens(task.request_id, task.attempt, task.answered, (work.first_token,), None if logprob is None else (logprob,)),
@@ -269,7 +269,7 @@ class PrefillWorker:
         self._host.sender.add(
             task.sink,
             PrefillDone(
-                task.request_id, task.attempt, prompt.total, device * size, dram * size, remote * size,
+                task.request_id, task.attempt, prompt.total, device * size, dram * size, ssd * size, remote * size,
                 queue_s=(prompt.load_started or now) - prompt.arrived, load_s=work.load_s, compute_s=compute_s,
             ),
         )  # fmt: skip

@@ -1,109 +1,276 @@
-"""Who holds which block: for each medium a table from block key to the set of nodes, as the bits of an integer.
+"""Who holds which block: for each key the nodes and media that have it, as the bits of an integer. Pure.
 
-One ``&`` per key then follows all nodes at once along a prefix, however many there are: 128 keys on 1,000 nodes cost 128
-look-ups, not 128,000. Pure.
+::
+
+    slot (a node)      1           0
+    medium          3 2 1 0     3 2 1 0        0 = the fastest
+    bit             7 6 5 4     3 2 1 0
+
+Keys that come one behind the other mostly have the same holders. So each different integer (*mask*) is kept once and numbered,
+the table gives a key its number, and what is done in Python is done once per *run* of equal numbers: one ``&`` follows all nodes
+at once. When a node goes, its bits are taken out of the masks, not of the keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
-from kv_pool.keys import BlockKey
+import numpy as np
 
-MEDIA_MAX: Final = 8
+from kv_pool.events.types import DRAM, SSD
+from kv_pool.keys import BlockKey
+from scheduler.key_table import KEYS_AT_ONCE, KeyTable, Words, word_of, words_of
+
+MEDIA_MAX: Final = 4
+MEDIA_FASTEST_FIRST: Final = (DRAM, SSD)
+ONE_BY_ONE_MAX: Final = 48
+"""Keys of one change up to which numpy would take longer."""
+MASKS_MIN: Final = 1024
+"""Different masks before it is worth looking for those that nothing uses any more."""
+
+_ALL_MEDIA: Final = (1 << MEDIA_MAX) - 1
 
 
 class BlockTable:
-    """``slot`` is a node's bit, a small number that the owner gives out. At most ``entries_max`` (slot, medium, key) triples are
-    kept; what comes beyond is counted in ``dropped`` and simply not known, which costs a recompute."""
+    """``open`` gives a slot, a small number that stands for a node until ``close``. At most ``keys_max`` different keys are kept;
+    what comes beyond is counted in ``dropped`` and simply not known, which costs a recompute."""
 
-    def __init__(self, entries_max: int) -> None:
+    def __init__(self, keys_max: int, media: Sequence[str] = MEDIA_FASTEST_FIRST) -> None:
         self.entries = 0
+        """(slot, medium, key) triples of open slots."""
         self.dropped = 0
-        self._entries_max = entries_max
-        self._tables: dict[str, dict[BlockKey, int]] = {}
-        self._held: dict[int, dict[str, set[BlockKey]]] = {}
+        self._keys_max = keys_max
+        self._media = list(media)
+        self._table = KeyTable()
+        self._masks = [0]
+        """By number. Number 0 is that of absent keys; after a ``close`` several may have the same mask, or none (0)."""
+        self._numbers: dict[int, int] = {}
+        self._free_numbers: list[int] = []
+        self._masks_max = MASKS_MIN
+        self._empty = False
+        """Whether keys may be in the table that nobody has any more."""
+        self._counts: dict[int, int] = {}
+        """Entries of each open slot."""
+        self._free_slots: list[int] = []
 
-    def add(self, slot: int, medium: str, keys: Iterable[BlockKey]) -> None:
-        """Note that ``slot`` has ``keys`` on ``medium``; those noted before stay."""
-        if medium not in self._tables and len(self._tables) >= MEDIA_MAX:
-            self.dropped += 1
+    # --- slots ----------------------------------------------------------------------------------------------------------
+
+    def open(self) -> int:
+        """A slot that has nothing."""
+        slot = self._free_slots.pop() if self._free_slots else len(self._counts)
+        self._counts[slot] = 0
+        return slot
+
+    def close(self, slot: int) -> None:
+        """The slot is nobody's any more, and what it had is forgotten. Costs a step per different mask, whatever it had."""
+        count = self._counts.pop(slot)
+        self._free_slots.append(slot)
+        if not count:
             return
-        table = self._tables.setdefault(medium, {})
-        held = self._held.setdefault(slot, {}).setdefault(medium, set())
-        bit = 1 << slot
+        self.entries -= count
+        bits = ~(_ALL_MEDIA << slot * MEDIA_MAX)
+        self._masks = [mask & bits for mask in self._masks]
+        self._numbers = {mask: number for number, mask in enumerate(self._masks) if mask}
+        self._empty = True
+
+    # --- changes --------------------------------------------------------------------------------------------------------
+
+    def add(self, slot: int, medium: str, keys: Collection[BlockKey]) -> None:
+        """Note that ``slot`` has ``keys`` on ``medium``; those noted before stay."""
+        bit = self._bit(slot, medium)
+        if bit is None:
+            self.dropped += len(keys)
+            return
+        if len(keys) > ONE_BY_ONE_MAX:
+            words = words_of(keys)
+            for start in range(0, len(words), KEYS_AT_ONCE):
+                self._add_many(slot, bit, _different(words[start : start + KEYS_AT_ONCE]))
+            return
+        table, masks, added = self._table, self._masks, 0
         for key in keys:
-            if key in held:
+            word = word_of(key)
+            number = table.get(word)
+            mask = masks[number]
+            if mask & bit:
                 continue
-            if self.entries >= self._entries_max:
+            if not number and self._room(1) <= 0:
                 self.dropped += 1
                 continue
-            held.add(key)
-            table[key] = table.get(key, 0) | bit
-            self.entries += 1
+            table.put(word, self._number(mask | bit))
+            added += 1
+        self._count(slot, added)
 
-    def discard(self, slot: int, medium: str, keys: Iterable[BlockKey]) -> None:
+    def discard(self, slot: int, medium: str, keys: Collection[BlockKey]) -> None:
         """``slot`` no longer has ``keys`` on ``medium``; those it never had are ignored."""
-        held = self._held.get(slot, {}).get(medium)
-        if held is None:
+        bit = self._bit(slot, medium)
+        if bit is None:
             return
+        table, removed = self._table, 0
         for key in keys:
-            if key in held:
-                held.remove(key)
-                self._unset(medium, key, slot)
+            word = word_of(key)
+            mask = self._masks[table.get(word)]
+            if mask & bit:
+                table.put(word, self._number(mask ^ bit))
+                removed += 1
+        self._count(slot, -removed)
 
-    def clear(self, slot: int) -> None:
-        """``slot`` has nothing any more."""
-        for medium, held in self._held.pop(slot, {}).items():
-            for key in held:
-                self._unset(medium, key, slot)
+    # --- questions ------------------------------------------------------------------------------------------------------
 
     def longest_prefix(self, keys: Sequence[BlockKey]) -> dict[int, int]:
         """For each slot that has the first key: how many of the leading ``keys`` it has without a hole, on any medium."""
-        tables = tuple(self._tables.values())
-        lengths: dict[int, int] = {}
-        alive = 0
-        for position, key in enumerate(keys):
-            mask = 0
-            for table in tables:
-                mask |= table.get(key, 0)
-            if position:
-                _note(lengths, alive & ~mask, position)
-                alive &= mask
-            else:
-                alive = mask
-            if not alive:
-                return lengths
-        _note(lengths, alive, len(keys))
-        return lengths
+        return self._follow(keys)[0]
+
+    def longest_prefix_by_medium(self, keys: Sequence[BlockKey]) -> dict[int, dict[str, int]]:
+        """As :meth:`longest_prefix`, counted by medium: a block on several counts for the fastest of them."""
+        lengths, runs = self._follow(keys)
+        found: dict[int, dict[str, int]] = {}
+        for slot, length in lengths.items():
+            counts = found[slot] = {}
+            for i, (start, mask) in enumerate(runs):
+                end = min(runs[i + 1][0], length) if i + 1 < len(runs) else length
+                if end <= start:
+                    break
+                here = mask >> slot * MEDIA_MAX & _ALL_MEDIA
+                medium = self._media[(here & -here).bit_length() - 1]
+                counts[medium] = counts.get(medium, 0) + end - start
+        return found
 
     def holders(self, key: BlockKey) -> list[tuple[int, str]]:
-        """All (slot, medium) that have ``key``."""
-        found: list[tuple[int, str]] = []
-        for medium, table in self._tables.items():
-            slots: dict[int, int] = {}
-            _note(slots, table.get(key, 0), 0)
-            found += [(slot, medium) for slot in slots]
-        return sorted(found)
+        """All (slot, medium) that have ``key``, in order."""
+        mask = self._masks[self._table.get(word_of(key))]
+        return sorted(
+            (slot, medium)
+            for slot in _slots(self._holding(mask))
+            for place, medium in enumerate(self._media)
+            if mask >> slot * MEDIA_MAX + place & 1
+        )
 
     def count(self, slot: int) -> int:
-        """Entries of one slot over all media."""
-        return sum(len(held) for held in self._held.get(slot, {}).values())
+        """Entries of an open slot over all media."""
+        return self._counts[slot]
 
-    def _unset(self, medium: str, key: BlockKey, slot: int) -> None:
-        table = self._tables[medium]
-        mask = table[key] & ~(1 << slot)
-        if mask:
-            table[key] = mask
-        else:
-            del table[key]
-        self.entries -= 1
+    @property
+    def bytes_used(self) -> int:
+        """Memory of the table itself: what grows with the number of keys."""
+        return self._table.bytes_used
+
+    # --- inside ---------------------------------------------------------------------------------------------------------
+
+    def _follow(self, keys: Sequence[BlockKey]) -> tuple[dict[int, int], list[tuple[int, int]]]:
+        """The longest prefix of each slot, and where runs of equal masks begin (some runs may be equal too)."""
+        numbers = self._table.prefix(words_of(keys))
+        lengths: dict[int, int] = {}
+        runs: list[tuple[int, int]] = []
+        if not len(numbers):
+            return lengths, runs
+        starts: list[int] = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
+        alive = -1
+        for start in starts:
+            mask = self._masks[int(numbers[start])]
+            here = self._holding(mask)
+            if start:
+                for slot in _slots(alive & ~here):
+                    lengths[slot] = start
+            alive &= here
+            if not alive:
+                return lengths, runs
+            runs.append((start, mask))
+        for slot in _slots(alive):
+            lengths[slot] = len(numbers)
+        return lengths, runs
+
+    def _holding(self, mask: int) -> int:
+        """For each slot that has any bit in ``mask`` its lowest bit, and no bit but such."""
+        anywhere = mask
+        for place in range(1, len(self._media)):
+            anywhere |= mask >> place
+        return anywhere & self._lowest(mask)
+
+    def _lowest(self, mask: int) -> int:
+        """The lowest bits of all slots up to the last in ``mask``."""
+        return ((1 << (mask.bit_length() // MEDIA_MAX + 1) * MEDIA_MAX) - 1) // _ALL_MEDIA
+
+    def _bit(self, slot: int, medium: str) -> int | None:
+        """The bit that a change is about; None for one medium too many."""
+        if len(self._masks) - len(self._free_numbers) > self._masks_max:
+            self._collect()
+        if medium not in self._media:
+            if len(self._media) >= MEDIA_MAX:
+                return None
+            self._media.append(medium)
+        return 1 << slot * MEDIA_MAX + self._media.index(medium)
+
+    def _count(self, slot: int, added: int) -> None:
+        self._counts[slot] += added
+        self.entries += added
+
+    def _add_many(self, slot: int, bit: int, words: Words) -> None:
+        numbers = self._table.get_many(words)
+        room = self._room(int(np.count_nonzero(numbers == 0)))
+        fits = (numbers != 0) | (np.cumsum(numbers == 0) <= room)
+        self.dropped += int(np.count_nonzero(~fits))
+        words, numbers = words[fits], numbers[fits]
+        keys_of_number = np.bincount(numbers)
+        new, added = np.arange(len(keys_of_number), dtype=np.uint32), 0
+        for i in np.flatnonzero(keys_of_number):
+            mask = self._masks[int(i)]
+            if not mask & bit:
+                new[i] = self._number(mask | bit)
+                added += int(keys_of_number[i])
+        self._table.put_many(words, new[numbers])
+        self._count(slot, added)
+
+    def _room(self, wanted: int) -> int:
+        """How many keys may still come. Where that is less than ``wanted``, those that nobody has any more go first."""
+        if len(self._table) + wanted > self._keys_max:
+            self._drop_empty()
+        return self._keys_max - len(self._table)
+
+    def _number(self, mask: int) -> int:
+        """The number of ``mask``; 0 for that of absent keys."""
+        if not mask:
+            return 0
+        number = self._numbers.get(mask)
+        if number is None:
+            if self._free_numbers:
+                number = self._free_numbers.pop()
+                self._masks[number] = mask
+            else:
+                number = len(self._masks)
+                self._masks.append(mask)
+            self._numbers[mask] = number
+        return number
+
+    def _collect(self) -> None:
+        """Find the numbers that no key has any more. Only between two changes: within one, a number may be given out already and
+        not yet be in the table."""
+        self._drop_empty()
+        used = self._table.used(len(self._masks))
+        self._free_numbers = [number for number in range(1, len(self._masks)) if not used[number]]
+        for number in self._free_numbers:
+            self._numbers.pop(self._masks[number], None)
+            self._masks[number] = 0
+        self._masks_max = max(MASKS_MIN, 2 * (len(self._masks) - len(self._free_numbers)))
+
+    def _drop_empty(self) -> None:
+        """Take keys that nobody has out of the table, and give those with equal masks equal numbers."""
+        if self._empty:
+            self._table.replace(np.array([self._numbers.get(mask, 0) for mask in self._masks], np.uint32))
+            self._empty = False
 
 
-def _note(lengths: dict[int, int], slots: int, length: int) -> None:
-    """Write ``length`` for each bit of ``slots``."""
-    while slots:
-        low = slots & -slots
-        lengths[low.bit_length() - 1] = length
-        slots ^= low
+def _different(words: Words) -> Words:
+    """Without repetitions, in the same order."""
+    first = np.unique(words, return_index=True)[1]
+    return words if len(first) == len(words) else words[np.sort(first)]
+
+
+def _slots(lowest: int) -> list[int]:
+    """The slots whose lowest bit is in ``lowest``."""
+    found: list[int] = []
+    while lowest:
+        bit = lowest & -lowest
+        found.append((bit.bit_length() - 1) // MEDIA_MAX)
+        lowest ^= bit
+    return found

@@ -118,7 +118,8 @@ class Fleet:
                 actions.append(Unfollow(known.events))
             actions.append(Follow(load.events))
         known.dead, known.heard_at = False, now
-        known.endpoint, known.events = load.endpoint, load.events
+        known.endpoint, known.events, known.local = load.endpoint, load.events, load.local
+        known.draining = load.draining
         known.slots_total, known.slots_free, known.slot_bytes = load.slots_total, load.slots_free, load.slot_bytes
         self.block_bytes = load.slot_bytes or self.block_bytes
         self._index.node_up(known.id, known.incarnation)
@@ -192,7 +193,7 @@ class Fleet:
         if worker.served_by not in (None, node.incarnation):
             worker.ramp.begin(now)  # its node restarted, and has nothing cached
         worker.told_node = worker.served_by = node.incarnation
-        return Reply(worker.fence, node.endpoint, node.incarnation)
+        return Reply(worker.fence, node.local, node.incarnation)
 
     def _worker_lost(self, worker: Worker, now: float) -> list[Action]:
         self._counters["workers_lost"] += 1
@@ -236,6 +237,7 @@ class Fleet:
                     "incarnation": n.incarnation,
                     "endpoint": n.endpoint,
                     "live": n.id in live,
+                    "draining": n.draining,
                     "silent_s": now - n.heard_at,
                     "slots_total": n.slots_total,
                     "slots_free": n.slots_free,

@@ -62,6 +62,8 @@ class Member:
 class Node(Member):
     endpoint: str = ""
     events: str = ""
+    local: str = ""
+    draining: bool = False
     slots_total: int = 0
     slots_free: int = 0
     slot_bytes: int = 0

@@ -20,6 +20,9 @@ class NodeLoad:
     slots_total: int
     slots_free: int
     slot_bytes: int
+    local: str = ""
+    """Where the workers of its machine connect."""
+    draining: bool = False
     sequence: int | None = None
     pulls: tuple[tuple[str, int, float], ...] = ()
 

@@ -73,9 +73,12 @@ def _node_load(load: dict[str, Any]) -> NodeLoad:
     pulls = tuple((str(p[0]), int(p[1]), float(p[2])) for p in load.get("pulls", ()))
     if len(pulls) > PULLS_MAX:
         raise MalformedReportError(f"pulls: more than {PULLS_MAX}")
+    draining = load.get("draining", False)
+    if not isinstance(draining, bool):
+        raise MalformedReportError("draining: true or false is needed")
     slots = int(load["slots_total"]), int(load["slots_free"]), int(load["slot_bytes"])
     _check("load", *slots)
-    return NodeLoad(_name(load, "endpoint"), _name(load, "events"), *slots, sequence, pulls)
+    return NodeLoad(_name(load, "endpoint"), _name(load, "events"), *slots, _name(load, "local"), draining, sequence, pulls)
 
 
 def _name(fields: dict[str, Any], field: str) -> str:

@@ -11,15 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from cluster.gateway.settings import GatewaySettings
 from decode_worker.task import DecodeSettings
 from engine.settings import ModelSettings
-from kv_pool.settings import PoolSettings
+from kv_pool.settings import PoolSettings, SsdSettings
 from kv_pool.sizes import parse_size
 from prefill_worker.task import PrefillSettings
 from scheduler.plan import SchedulerSettings
 
-SIZES: Final = frozenset({"prefill.device_cache", "decode.device_cache", "pool.dram"})
+SIZES: Final = frozenset({"prefill.device_cache", "decode.device_cache", "pool.dram", "ssd.capacity", "ssd.segment", "ssd.batch"})
 """Keys whose value is a size ('2GiB', or plain bytes)."""
 SECRETS: Final = frozenset({"gateway.api_keys"})
 """Keys whose value is never shown."""
+SSD_SEGMENT_BYTES_MIN: Final = 2**20
+SSD_SEGMENTS_MIN: Final = 4
 
 
 class ClusterSettings(BaseModel):
@@ -47,6 +49,7 @@ class ClusterConfig(BaseModel):
     prefill: PrefillSettings = Field(default_factory=PrefillSettings)
     decode: DecodeSettings = Field(default_factory=DecodeSettings)
     pool: PoolSettings = Field(default_factory=PoolSettings)
+    ssd: SsdSettings = Field(default_factory=SsdSettings)
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
     gateway: GatewaySettings = Field(default_factory=GatewaySettings)
     cluster: ClusterSettings = Field(default_factory=ClusterSettings)
@@ -54,6 +57,7 @@ class ClusterConfig(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> ClusterConfig:
         problems = [*self._bad_sizes(), *self._unbounded(), *self._conflicts()]
+        problems = problems or [*self._ssd_conflicts()]
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -91,3 +95,15 @@ class ClusterConfig(BaseModel):
                 f"pool.nodes: {pool.nodes} is more than the workers of either kind can use "
                 f"(prefill.workers {self.prefill.workers}, decode.workers {self.decode.workers})"
             )
+
+    def _ssd_conflicts(self) -> Iterator[str]:
+        ssd = self.ssd
+        capacity, segment = parse_size(ssd.capacity), parse_size(ssd.segment)
+        if segment < SSD_SEGMENT_BYTES_MIN:
+            yield f"ssd.segment: {ssd.segment} is under 1MiB"
+        elif capacity // segment < SSD_SEGMENTS_MIN:
+            yield f"ssd.capacity: {ssd.capacity} holds fewer than {SSD_SEGMENTS_MIN} segments of ssd.segment ({ssd.segment})"
+        if parse_size(ssd.batch) > segment:
+            yield f"ssd.batch: {ssd.batch} is over ssd.segment ({ssd.segment})"
+        if ssd.directory and self.pool.nodes > 1 and "{node}" not in ssd.directory:
+            yield "ssd.directory: several nodes (pool.nodes) need '{node}' in it: each has a directory of its own"

@@ -10,7 +10,7 @@ from rich.table import Table
 from cluster.demo.promises import Promise
 from cluster.demo.turn import Turn
 
-TIERS = ("device", "dram", "remote")
+TIERS = ("device", "dram", "ssd", "remote")
 
 
 def of_turns(turns: Sequence[Turn], cold_s: float) -> Table:

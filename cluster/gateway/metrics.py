@@ -83,7 +83,8 @@ def cached_by_tier(flight: InFlight) -> dict[str, int]:
     if done is None:
         return {}
     left, tiers = len(flight.job.prompt_ids), {}
-    for tier, tokens in (("device", done.device_tokens), ("dram", done.dram_tokens), ("remote", done.remote_tokens)):
+    found = ("device", done.device_tokens), ("dram", done.dram_tokens), ("ssd", done.ssd_tokens), ("remote", done.remote_tokens)
+    for tier, tokens in found:
         tiers[tier] = max(0, min(tokens, left))
         left -= tiers[tier]
     return tiers

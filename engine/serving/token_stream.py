@@ -74,6 +74,7 @@ class PrefillDone:
     prompt_tokens: int
     device_tokens: int
     dram_tokens: int
+    ssd_tokens: int
     remote_tokens: int
     queue_s: float
     load_s: float
@@ -81,7 +82,7 @@ class PrefillDone:
 
     @property
     def cached_tokens(self) -> int:
-        return self.device_tokens + self.dram_tokens + self.remote_tokens
+        return self.device_tokens + self.dram_tokens + self.ssd_tokens + self.remote_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def _pack(event: Event) -> list[Any]:
         case PrefillDone():
             return [
                 "p", event.request_id, event.attempt, event.prompt_tokens, event.device_tokens, event.dram_tokens,
-                event.remote_tokens, event.queue_s, event.load_s, event.compute_s,
+                event.ssd_tokens, event.remote_tokens, event.queue_s, event.load_s, event.compute_s,
             ]  # fmt: skip
         case DecodeStarted():
             return ["d", event.request_id, event.attempt, event.handoff_s]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import threading
 import time
 from collections import deque
@@ -17,14 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import zmq
-
 from engine.cache.paged import PagedCache
 from engine.serving.addresses import BlockSource
 from kv_pool.client import (
     AcquireEnded,
     ClientEvent,
     Granted,
+    LeasedBlock,
     Miss,
     NodeLost,
     PoolClient,
@@ -32,12 +32,14 @@ from kv_pool.client import (
     Reserved,
     ReservedSlot,
     ReserveRefused,
+    Tier,
 )
 from kv_pool.keys import BlockKey
 
 log = logging.getLogger(__name__)
 
 ORDERS_MAX: Final = 4096
+TIER_NAMES: Final = {Tier.DRAM: "dram", Tier.SSD: "ssd", Tier.REMOTE_DRAM: "remote", Tier.REMOTE_SSD: "remote"}
 CONNECT_TIMEOUT_S: Final = 2.0
 RECONNECT_PERIOD_S: Final = 0.5
 KEEPALIVE_PERIOD_S: Final = 1.0
@@ -94,7 +96,7 @@ class CancelOrder:
 
 @dataclass(frozen=True, slots=True)
 class BlockLoaded:
-    """Block ``position`` of a load is verified and in place. ``tier`` is ``dram`` or ``remote``."""
+    """Block ``position`` of a load is verified and in place. ``tier`` is ``dram``, ``ssd`` or ``remote``."""
 
     order: int
     position: int
@@ -247,12 +249,12 @@ class BlockTransfer:
                 self._deliver(PublishEnded(order.order, ok=False, detail="the pool node did not answer"))
 
     def _wait(self, timeout_s: float) -> None:
-        poller = zmq.Poller()
-        poller.register(self._wake, zmq.POLLIN)
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
         if self._client is not None:
-            poller.register(self._client.socket, zmq.POLLIN)
+            poller.register(self._client.fileno(), select.POLLIN)
         if not self._orders:
-            poller.poll(int(timeout_s * 1000))
+            poller.poll(timeout_s * 1000)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
 
@@ -314,7 +316,8 @@ class BlockTransfer:
         if self._client is None:
             self._deliver(LoadEnded(order.order, 0, Miss.LOST))
             return
-        ticket = self._client.acquire(order.keys, wait=order.wait, source=order.source, timeout_s=order.timeout_s)
+        sources = () if order.source is None else (order.source,)
+        ticket = self._client.acquire(order.keys, wait=order.wait, sources=sources, timeout_s=order.timeout_s)
         self._pending.loads[ticket] = _Load(order)
         self._pending.tickets[order.order] = ticket
 
@@ -346,26 +349,36 @@ class BlockTransfer:
                 self._drop_client(event.reason)
 
     def _place(self, event: Granted) -> None:
+        """Bring blocks into the device cache, give all their leases back with one message."""
         assert self._client is not None
         load = self._pending.loads.get(event.ticket)
-        if load is None or event.position != load.placed:
-            self._client.release(event.block.lease)
-            return
-        order, block = load.order, event.block
-        target = order.targets[event.position]
+        consumed: list[int] = []
+        for position, block in enumerate(event.blocks, event.position):
+            if load is None or position != load.placed or not self._place_one(load, block):
+                break
+            if block.key in load.order.consume:
+                consumed.append(block.lease)
+        self._client.release([block.lease for block in event.blocks if block.lease not in consumed])
+        if consumed:
+            self._client.release(consumed, consume=True)
+        if load is not None and load.corrupt:
+            self._end_load(event.ticket, Miss.CORRUPT)
+
+    def _place_one(self, load: _Load, block: LeasedBlock) -> bool:
+        order, position = load.order, load.placed
+        target = order.targets[position]
         if target is not None:
             self._cache.import_block(block.buffer, target)
         # After the copy: a block whose bytes or slot changed meanwhile is a miss, never served.
-        sound = block.verify()
-        self._client.release(block.lease, consume=block.key in order.consume)
-        if not sound:
+        if not block.verify():
             self.counters.blocks_corrupt += 1
-            self._end_load(event.ticket, Miss.CORRUPT)
-            return
+            load.corrupt = True
+            return False
         load.placed += 1
         self.counters.blocks_loaded += 1
         self.counters.bytes_loaded += self._block_bytes if target is not None else 0
-        self._deliver(BlockLoaded(order.order, event.position, block.tier, block.meta))
+        self._deliver(BlockLoaded(order.order, position, TIER_NAMES[block.tier], block.meta))
+        return True
 
     def _end_load(self, ticket: int, miss: Miss | None, *, cancel: bool = True) -> None:
         assert self._client is not None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kv_pool.keys import BlockKey
 
 DRAM = "dram"
+SSD = "ssd"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@
     chain    k0 <- k1 <- k2          k0 and k1 have a child here: only k2 may be evicted
                       ^-- k3 (being written) pins k2 as a child does
 
-A public block stays until it is evicted, a private one (a request's tail) until its reader consumes it or it expires. One that is
+A public block stays until it is evicted (or has moved to the SSD), a private one (a request's tail) until its reader consumes it or it expires. One that is
 removed while somebody reads it vanishes from sight at once and gives its slot back with its last lease.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kv_pool.events.types import DRAM, BlockRemoved, BlockStored
@@ -22,7 +23,8 @@ from kv_pool.policy.eviction import EvictionPolicy
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One committed block. ``expires`` is None for a public one."""
+    """One committed block. ``expires`` is None for a public one, ``row`` is what every grant of it says
+    (:func:`~kv_pool.node.messages.grant_row`). ``leases`` counts its readers, and the node itself while it writes it to the SSD."""
 
     key: BlockKey
     slot: int
@@ -32,6 +34,8 @@ class Block:
     checksum: int
     meta: bytes
     last_used: float
+    row: bytes
+    retention: int = 0
     expires: float | None = None
     leases: int = 0
     removed: bool = False
@@ -42,11 +46,13 @@ class Block:
 
 
 class Blocks:
-    """Owns all committed blocks. Methods that change what exists return the actions this causes."""
+    """Owns all committed blocks. Methods that change what exists return the actions this causes. ``left`` is told of each public block
+    that has gone, and says what else goes with it."""
 
-    def __init__(self, slots: Slots, policy: EvictionPolicy) -> None:
+    def __init__(self, slots: Slots, policy: EvictionPolicy, left: Callable[[BlockKey], list[Action]] = lambda _: []) -> None:
         self._slots = slots
         self._policy = policy
+        self._left = left
         self._blocks: dict[BlockKey, Block] = {}
         self._children: dict[BlockKey, int] = {}
         """Blocks here, and writers at work, that follow a key (which need not be here itself)."""
@@ -71,6 +77,9 @@ class Blocks:
         """Of all blocks that others may know of, in order of commit."""
         return [key for key, block in self._blocks.items() if not block.private]
 
+    def all(self) -> Iterable[Block]:
+        return self._blocks.values()
+
     def loops(self, key: BlockKey, parent: BlockKey | None) -> bool:
         """Whether a block ``key`` that follows ``parent`` would follow itself, so that none of the loop could ever be evicted.
         Keys are digests of what they follow, so only a broken client can ask for this."""
@@ -91,17 +100,31 @@ class Blocks:
             self._private[block.key] = block
             return []
         self._idle += 1
+        self._policy.stored(block.key)
         self._reconsider(block.key)
         return [Publish(BlockStored((block.key,), block.parent, block.tokens, DRAM))]
 
+    def victim(self) -> Block | None:
+        """The block that the policy would have go first, unknown to the policy from now on: evict it, :meth:`lease` it, or
+        :meth:`spare` it. None where nothing may go."""
+        while (key := self._policy.pop()) is not None:
+            if self.evictable(key):
+                return self._blocks[key]
+        return None
+
+    def spare(self, block: Block) -> None:
+        """A victim may stay after all."""
+        self._reconsider(block.key)
+
     def evict_one(self) -> list[Action] | None:
         """Remove the block that the policy names; None where nothing may go."""
-        key = self._policy.pop()
-        if key is None:
-            return None
-        assert self.evictable(key)
+        block = self.victim()
+        return None if block is None else self.evict(block)
+
+    def evict(self, block: Block) -> list[Action]:
+        assert self.evictable(block.key)
         self.evictions += 1
-        return self.remove(self._blocks[key])
+        return self.remove(block)
 
     def expire(self, now: float) -> list[Action]:
         """Remove private blocks whose reader never came."""
@@ -115,7 +138,8 @@ class Blocks:
         assert not block.removed
         block.removed = True
         del self._blocks[block.key]
-        self._policy.discard(block.key)
+        if not block.private:
+            self._policy.removed(block.key)
         if block.parent is not None:
             self.unpin(block.parent)
         actions: list[Action] = []
@@ -124,6 +148,7 @@ class Blocks:
         else:
             self._idle -= block.leases == 0
             actions.append(Publish(BlockRemoved((block.key,), DRAM)))
+            actions += self._left(block.key)
         if block.leases:
             self.lingering += 1
             return actions
@@ -132,11 +157,20 @@ class Blocks:
     # --- leases and pins ----------------------------------------------------------------------------------------------------
 
     def lease(self, block: Block, now: float) -> None:
+        """Somebody reads it. The policy finds out only when it names the block (:meth:`victim`): leases must be cheap."""
+        assert not block.removed
+        if not block.leases and block.expires is None:
+            self._idle -= 1
+        block.leases += 1
+        block.last_used = now
+        if block.expires is None:
+            self._policy.touched(block.key)
+
+    def pin_for_write(self, block: Block) -> None:
+        """The node itself reads it: no use that would count."""
         assert not block.removed
         self._idle -= block.leases == 0 and not block.private
         block.leases += 1
-        block.last_used = now
-        self._reconsider(block.key)
 
     def unlease(self, block: Block) -> list[Action]:
         assert block.leases > 0

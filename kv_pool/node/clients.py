@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kv_pool.node.blocks import Block
+
 TicketId = tuple[str, int]
 """(client, its ticket number)."""
 
@@ -19,9 +21,10 @@ class Client:
     heard_at: float
     renewed_at: float
     last_ticket: int = 0
-    leases: set[int] = field(default_factory=set[int])
+    leases: dict[int, Block] = field(default_factory=dict[int, Block])
     reservations: set[int] = field(default_factory=set[int])
     tickets: set[int] = field(default_factory=set[int])
-    blocks_on_the_way: int = 0
+    on_the_way: set[int] = field(default_factory=set[int])
+    """Leases whose bytes travel to another node: each holds a credit."""
     starved: dict[TicketId, None] = field(default_factory=dict[TicketId, None])
     """Pulls that wait for a credit, in order."""

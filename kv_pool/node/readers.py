@@ -3,10 +3,12 @@
 An acquire under way is a *ticket* of a client::
 
     keys    k0  k1  k2 | k3  k4  k5
-            granted    | the next one is looked for here, in a fetch under way, at the source, or (wait) from a writer to come
+            granted    | the next one is looked for in DRAM, from a writer at work (wait), on the SSD, at one source after the
+                       | other, or (wait) from a writer to come
 
 It ends when all keys are granted, or with a typed miss; what was granted stays leased until released. A ticket that cannot go on
-is *parked* on its next key, or *starved* where a pull has no credit left.
+is *parked* on its next key, or *starved* where a pull has no credit left. One that is *hungry* has keys on the SSD for which no read
+was free yet.
 """
 
 from __future__ import annotations
@@ -19,33 +21,29 @@ from kv_pool.keys import BlockKey
 from kv_pool.node.blocks import Block, Blocks
 from kv_pool.node.clients import Client, TicketId
 from kv_pool.node.fetches import Fetch, Fetches
-from kv_pool.node.messages import Acquire, Ended, Grant, Granted, Miss, Peer, Pull, Release, Stalled
-from kv_pool.node.slots import Slots
+from kv_pool.node.messages import Acquire, Ended, Granted, Miss, Peer, Pull, Release, Stalled, Tier
+from kv_pool.node.ssd_reads import SsdReads
 from kv_pool.node.stimuli import Action, CancelFetch, Send, SendBlock, StartFetch
 from kv_pool.settings import PoolSettings
+from kv_pool.ssd.log import Missing
 
-GRANTS_PER_MESSAGE_MAX: Final = 64
-
-
-@dataclass(slots=True)
-class Lease:
-    block: Block
-    client: Client
-    on_the_way: bool
-    """The bytes travel to another node: the lease holds a credit."""
+GRANTS_PER_MESSAGE_MAX: Final = 256
+DRAM_TIERS: Final = bytes(GRANTS_PER_MESSAGE_MAX)
 
 
 @dataclass(slots=True)
 class Ticket:
-    """``position`` is the next key to grant; ``settled`` says why the source will give no more. ``source`` is never this node."""
+    """``position`` is the next key to grant; ``sources`` are the nodes that may still have more, never this one; ``miss`` says why
+    the last place that was asked had no more. ``came_from`` has the blocks that were brought here for it."""
 
     client: Client
     request: Acquire | Pull
-    source: Peer | None
+    sources: tuple[Peer, ...]
     deadline: float
     position: int = 0
-    settled: Miss | None = None
+    miss: Miss | None = None
     fetches: set[int] = field(default_factory=set[int])
+    came_from: dict[BlockKey, Tier] = field(default_factory=dict[BlockKey, Tier])
 
     @property
     def id(self) -> TicketId:
@@ -59,23 +57,44 @@ class Ticket:
     def next_key(self) -> BlockKey:
         return self.request.keys[self.position]
 
+    @property
+    def source(self) -> Peer | None:
+        """The node to ask now."""
+        return self.sources[0] if self.sources else None
+
+    @property
+    def patient(self) -> bool:
+        """Whether the source may wait for keys to come. Only the last one may: the others would keep it from being asked."""
+        return self.request.wait and len(self.sources) == 1
+
+    def settle(self, miss: Miss) -> None:
+        """The source has had its say."""
+        self.miss = miss
+        self.sources = self.sources[1:]
+
 
 class Readers:
     """``writing(key)`` says whether somebody here is about to commit ``key``."""
 
     def __init__(
-        self, node_id: str, slots: Slots, blocks: Blocks, settings: PoolSettings, writing: Callable[[BlockKey], bool]
+        self,
+        node_id: str,
+        blocks: Blocks,
+        settings: PoolSettings,
+        writing: Callable[[BlockKey], bool],
+        ssd: SsdReads,
     ) -> None:
         self._node_id = node_id
-        self._slots = slots
         self._blocks = blocks
         self._settings = settings
         self._writing = writing
-        self.leases: dict[int, Lease] = {}
+        self._ssd = ssd
         self.tickets: dict[TicketId, Ticket] = {}
         self.fetches = Fetches()
         self._parked: dict[BlockKey, dict[TicketId, None]] = {}
+        self._hungry: dict[TicketId, None] = {}
         self._next_lease = 0
+        self.leases = 0
         self.hits = 0
         self.misses = 0
         self.late = 0
@@ -83,10 +102,9 @@ class Readers:
     # --- doors ----------------------------------------------------------------------------------------------------------------
 
     def ask(self, client: Client, request: Acquire | Pull, now: float) -> list[Action]:
-        source = request.source if isinstance(request, Acquire) else None
-        if source is not None and source.node_id == self._node_id:
-            source = None
-        return self._advance(Ticket(client, request, source, now + request.timeout_s), now)
+        sources = request.sources if isinstance(request, Acquire) else ()
+        elsewhere = tuple(source for source in sources if source.node_id != self._node_id)
+        return self._advance(Ticket(client, request, elsewhere, now + request.timeout_s), now)
 
     def cancel(self, client: Client, ticket: int) -> list[Action]:
         found = self.tickets.get((client.name, ticket))
@@ -94,13 +112,14 @@ class Readers:
 
     def release(self, client: Client, release: Release, now: float) -> list[Action]:
         """One released twice, or taken back meanwhile, is nothing to do."""
-        if release.lease not in client.leases:
-            return []
-        lease = self.leases[release.lease]
         actions: list[Action] = []
-        if release.consume and lease.block.private and not lease.block.removed:
-            actions += self._blocks.remove(lease.block)
-        actions += self._end_lease(release.lease)
+        for lease in release.leases:
+            block = client.leases.get(lease)
+            if block is None:
+                continue
+            if release.consume and block.private and not block.removed:
+                actions += self._blocks.remove(block)
+            actions += self._end_lease(client, lease)
         for ticket_id in list(client.starved):
             actions += self._advance(self.tickets[ticket_id], now)
         return actions
@@ -120,21 +139,46 @@ class Readers:
         for number in sorted(client.tickets):
             actions += self._drop(self.tickets[client.name, number])
         for number in sorted(client.leases):
-            actions += self._end_lease(number)
+            actions += self._end_lease(client, number)
         return actions
 
-    def committed(self, key: BlockKey, now: float, *, remote: bool = False) -> list[Action]:
+    def committed(self, key: BlockKey, now: float) -> list[Action]:
         """``key`` is visible now."""
-        actions: list[Action] = []
-        for ticket in self._parked_on(key):
-            actions += self._advance(ticket, now, arrived=key if remote else None)
-        return actions
+        return [action for ticket in self._parked_on(key) for action in self._advance(ticket, now)]
 
     def writer_gone(self, key: BlockKey, now: float) -> list[Action]:
         """Nobody here will commit ``key`` after all: its waiters look elsewhere."""
         return [action for ticket in self._parked_on(key) for action in self._advance(ticket, now)]
 
+    # --- the SSD --------------------------------------------------------------------------------------------------------------
+
+    def not_loaded(self, key: BlockKey, miss: Miss, now: float) -> list[Action]:
+        """The SSD does not give ``key`` after all: its waiters look elsewhere."""
+        actions: list[Action] = []
+        for ticket in self._parked_on(key):
+            ticket.miss = miss
+            actions += self._advance(ticket, now)
+        return actions
+
+    def feed(self, now: float) -> list[Action]:
+        """A read has ended: those that had to queue for one go on, in order."""
+        actions: list[Action] = []
+        for ticket_id in list(self._hungry):
+            if self._ssd.full:
+                break
+            del self._hungry[ticket_id]
+            actions += self._load_more(self.tickets[ticket_id], now)
+        return actions
+
     # --- fetches --------------------------------------------------------------------------------------------------------------
+
+    def arrived(self, key: BlockKey, tier: Tier, now: float) -> list[Action]:
+        """A fetched block is visible now; ``tier`` is where its node had it."""
+        fetch = self.fetches.of_key(key)
+        if fetch is not None:
+            for ticket_id in fetch.waiters:
+                self.tickets[ticket_id].came_from[key] = tier.remote
+        return self.committed(key, now)
 
     def wants(self, fetch_id: int, key: BlockKey) -> bool:
         """Whether a block that has arrived is one that was asked for and is not here yet."""
@@ -150,19 +194,24 @@ class Readers:
         actions: list[Action] = []
         for ticket in self._parked_on(key):
             if fetch is not None and ticket.source == fetch.peer:
-                ticket.settled = miss
+                ticket.settle(miss)
             actions += self._advance(ticket, now)
         return actions
 
-    def fetch_stalled(self, fetch_id: int) -> list[Action]:
+    def fetch_stalled(self, fetch_id: int, now: float) -> list[Action]:
         """The peer waits for a key itself: those that do not want to wait have what there is."""
         fetch = self.fetches.get(fetch_id)
         if fetch is None:
             return []
         fetch.stalled = True
         waiters = [self.tickets[ticket_id] for ticket_id in sorted(fetch.waiters)]
-        impatient = [t for t in waiters if not t.request.wait and self.fetches.of_key(t.next_key) is fetch]
-        return [action for ticket in impatient for action in self._end(ticket, Miss.NOT_FOUND)]
+        impatient = [t for t in waiters if not t.patient and self.fetches.of_key(t.next_key) is fetch]
+        actions: list[Action] = []
+        for ticket in impatient:
+            if ticket.source == fetch.peer:
+                ticket.settle(Miss.NOT_FOUND)
+            actions += self._advance(ticket, now)
+        return actions
 
     def fetch_ended(self, fetch_id: int, miss: Miss | None, now: float) -> list[Action]:
         """Its waiters look again; for those that asked as it did, the source has had its say."""
@@ -179,46 +228,93 @@ class Readers:
             # All came, and yet the next one is not here: it was dropped, which asking again would not change.
             why = miss or Miss.REFUSED
             promised = ticket.request.wait and self._writing(ticket.next_key)
-            if (
-                ticket.source == fetch.peer
-                and not promised
-                and fetch.settles(why, wait=ticket.request.wait, deadline=ticket.deadline)
-            ):
-                ticket.settled = why
+            if ticket.source == fetch.peer and not promised and fetch.settles(why, wait=ticket.patient, deadline=ticket.deadline):
+                ticket.settle(why)
             actions += self._advance(ticket, now)
         return actions
 
     # --- a ticket's way -------------------------------------------------------------------------------------------------------
 
-    def _advance(self, ticket: Ticket, now: float, *, arrived: BlockKey | None = None) -> list[Action]:
-        """Grant what can be granted now; then park, starve, or end. ``arrived`` came from a peer for this ticket."""
+    def _advance(self, ticket: Ticket, now: float) -> list[Action]:
+        """Grant what can be granted now; then park, starve, or end."""
         self._unpark(ticket)
-        first = ticket.position
+        if isinstance(ticket.request, Pull):
+            return self._advance_pull(ticket, ticket.request, now)
         actions: list[Action] = []
-        grants: list[Grant] = []
+        while granted := self._grant_run(ticket, now):
+            actions.append(Send(ticket.client.name, granted))
+            if granted.ended:
+                return actions + self._drop(ticket)
+        return actions + self._look_elsewhere(ticket, now)
+
+    def _advance_pull(self, ticket: Ticket, pull: Pull, now: float) -> list[Action]:
+        """One message a block: the bytes travel with it."""
+        client = ticket.client
+        credits_left = min(pull.credits, self._settings.fetch_inflight_blocks)
+        actions: list[Action] = []
         while not ticket.done and (block := self._blocks.get(ticket.next_key)) is not None:
-            if isinstance(ticket.request, Pull):
-                if ticket.client.blocks_on_the_way >= min(ticket.request.credits, self._settings.fetch_inflight_blocks):
-                    return [*actions, *self._wait(ticket, starved=True)]
-                granted = Granted(ticket.request.ticket, ticket.position, (self._grant(ticket, block, now, on_the_way=True),))
-                actions.append(SendBlock(ticket.client.name, granted, block.slot, block.length))
-            else:
-                grants.append(self._grant(ticket, block, now, remote=block.key == arrived))
+            if len(client.on_the_way) >= credits_left:
+                return [*actions, *self._wait(ticket, starved=True)]
+            self._next_lease += 1
+            self._lease(client, block, now)
+            client.on_the_way.add(self._next_lease)
+            tier = ticket.came_from.pop(block.key, Tier.DRAM)
+            metas = (block.meta,) if block.meta else ()
+            granted = Granted(pull.ticket, ticket.position, self._next_lease, block.row, bytes((tier,)), metas)
+            actions.append(SendBlock(client.name, granted, block.slot, block.length))
             ticket.position += 1
-        for start in range(0, len(grants), GRANTS_PER_MESSAGE_MAX):
-            batch = tuple(grants[start : start + GRANTS_PER_MESSAGE_MAX])
-            actions.append(Send(ticket.client.name, Granted(ticket.request.ticket, first + start, batch)))
         return actions + (self._end(ticket, None) if ticket.done else self._look_elsewhere(ticket, now))
+
+    def _grant_run(self, ticket: Ticket, now: float) -> Granted | None:
+        """Lease the blocks that are here, as many as go in a message; None where the next one is not."""
+        keys, client, get = ticket.request.keys, ticket.client, self._blocks.get
+        first, lease = ticket.position, self._next_lease + 1
+        run: list[Block] = []
+        for key in keys[first : first + GRANTS_PER_MESSAGE_MAX]:
+            block = get(key)
+            if block is None:
+                break
+            self._next_lease += 1
+            self._lease(client, block, now)
+            run.append(block)
+        if not run:
+            return None
+        ticket.position += len(run)
+        came_from = ticket.came_from
+        tiers = bytes(came_from.pop(b.key, Tier.DRAM) for b in run) if came_from else DRAM_TIERS[: len(run)]
+        metas = tuple(b.meta for b in run) if any(b.meta for b in run) else ()
+        rows = b"".join([b.row for b in run])
+        return Granted(ticket.request.ticket, first, lease, rows, tiers, metas, ended=ticket.done)
+
+    def _lease(self, client: Client, block: Block, now: float) -> None:
+        self._blocks.lease(block, now)
+        client.leases[self._next_lease] = block
+        self.leases += 1
+        self.hits += 1
 
     def _look_elsewhere(self, ticket: Ticket, now: float) -> list[Action]:
         wait, key = ticket.request.wait, ticket.next_key
+        if key in self._ssd.loads:
+            ticket.came_from[key] = Tier.SSD
+            return self._wait(ticket, quiet=True)
         if wait and self._writing(key):
             return self._wait(ticket)
-        if ticket.source is not None and ticket.settled is None:
+        match self._ssd.find(key, now):
+            case Missing.EXPIRED:
+                ticket.miss = Miss.EXPIRED
+            case Missing.ABSENT:
+                pass
+            case _:
+                parked = self._wait(ticket, quiet=True)
+                return parked + self._load_more(ticket, now) if ticket.id in self.tickets else parked
+        while ticket.source is not None:
             fetch = self.fetches.of_key(key)
-            if fetch is not None and fetch.stalled and not wait:
-                return self._end(ticket, Miss.NOT_FOUND)
-            parked = self._wait(ticket)
+            if fetch is not None and fetch.stalled and not ticket.patient:
+                if fetch.peer == ticket.source:
+                    ticket.settle(Miss.NOT_FOUND)
+                    continue
+                break
+            parked = self._wait(ticket, quiet=True)
             if ticket.id not in self.tickets:
                 return parked
             if fetch is None:
@@ -227,9 +323,32 @@ class Readers:
             fetch.waiters.add(ticket.id)
             ticket.fetches.add(fetch.id)
             return parked
-        if wait and ticket.source is None:
+        if wait and not (isinstance(ticket.request, Acquire) and self._elsewhere(ticket.request)):
             return self._wait(ticket)
-        return self._end(ticket, ticket.settled or Miss.NOT_FOUND)
+        return self._end(ticket, ticket.miss or Miss.NOT_FOUND)
+
+    def _elsewhere(self, request: Acquire) -> bool:
+        return any(source.node_id != self._node_id for source in request.sources)
+
+    def _load_more(self, ticket: Ticket, now: float) -> list[Action]:
+        """Order reads for what the ticket needs next and the SSD has. It is parked."""
+        actions: list[Action] = []
+        for key in ticket.request.keys[ticket.position :]:
+            if self._blocks.get(key) is not None:
+                continue
+            if key not in self._ssd.loads:
+                if self._ssd.full:
+                    self._hungry[ticket.id] = None
+                    break
+                read = self._ssd.start(key, now)
+                if read is None:
+                    break
+                actions += read
+            ticket.came_from[key] = Tier.SSD
+        if ticket.next_key in self._ssd.loads or ticket.id in self._hungry:
+            return actions
+        # No slot to read into, or it has just gone from the SSD.
+        return actions + self._end(ticket, Miss.REFUSED)
 
     def _start_fetch(self, ticket: Ticket, peer: Peer, now: float) -> tuple[Fetch, StartFetch]:
         """Ask for what the ticket still lacks, up to the first key that is under way already."""
@@ -239,21 +358,8 @@ class Readers:
                 break
             if self._blocks.get(key) is None:
                 keys.append(key)
-        fetch = self.fetches.start(peer, tuple(keys), wait=ticket.request.wait, deadline=ticket.deadline)
+        fetch = self.fetches.start(peer, tuple(keys), wait=ticket.patient, deadline=ticket.deadline)
         return fetch, StartFetch(fetch.id, peer, fetch.keys, fetch.wait, max(0.0, ticket.deadline - now))
-
-    def _grant(self, ticket: Ticket, block: Block, now: float, *, remote: bool = False, on_the_way: bool = False) -> Grant:
-        self._next_lease += 1
-        lease = self._next_lease
-        self._blocks.lease(block, now)
-        self.leases[lease] = Lease(block, ticket.client, on_the_way)
-        ticket.client.leases.add(lease)
-        ticket.client.blocks_on_the_way += on_the_way
-        self.hits += 1
-        return Grant(
-            block.key, block.parent, lease, block.slot, self._slots.epoch(block.slot), block.tokens, block.length,
-            block.checksum, block.meta, block.private, remote,
-        )  # fmt: skip
 
     def _end(self, ticket: Ticket, miss: Miss | None) -> list[Action]:
         if miss is not None:
@@ -265,6 +371,7 @@ class Readers:
     def _drop(self, ticket: Ticket) -> list[Action]:
         """Forget a ticket; a fetch that nobody waits for any more is called off."""
         self._unpark(ticket)
+        ticket.came_from.clear()
         self.tickets.pop(ticket.id, None)
         ticket.client.tickets.discard(ticket.request.ticket)
         actions: list[Action] = []
@@ -278,8 +385,9 @@ class Readers:
         ticket.fetches.clear()
         return actions
 
-    def _wait(self, ticket: Ticket, *, starved: bool = False) -> list[Action]:
-        """Park or starve a ticket, or end it where too many wait already."""
+    def _wait(self, ticket: Ticket, *, starved: bool = False, quiet: bool = False) -> list[Action]:
+        """Park or starve a ticket, or end it where too many wait already. ``quiet``: for bytes that are on their way, of which a
+        puller need not know."""
         if ticket.id not in self.tickets:
             if len(self.tickets) >= self._settings.waiting_acquires_max:
                 return self._end(ticket, Miss.REFUSED)
@@ -289,12 +397,13 @@ class Readers:
             ticket.client.starved[ticket.id] = None
             return []
         self._parked.setdefault(ticket.next_key, {})[ticket.id] = None
-        if isinstance(ticket.request, Pull):
+        if isinstance(ticket.request, Pull) and not quiet:
             return [Send(ticket.client.name, Stalled(ticket.request.ticket))]
         return []
 
     def _unpark(self, ticket: Ticket) -> None:
         ticket.client.starved.pop(ticket.id, None)
+        self._hungry.pop(ticket.id, None)
         if ticket.done:
             return
         parked = self._parked.get(ticket.next_key)
@@ -306,19 +415,15 @@ class Readers:
     def _parked_on(self, key: BlockKey) -> list[Ticket]:
         return [self.tickets[ticket_id] for ticket_id in self._parked.get(key, ())]
 
-    def _end_lease(self, number: int) -> list[Action]:
-        lease = self.leases.pop(number)
-        lease.client.leases.discard(number)
-        lease.client.blocks_on_the_way -= lease.on_the_way
-        return self._blocks.unlease(lease.block)
+    def _end_lease(self, client: Client, number: int) -> list[Action]:
+        client.on_the_way.discard(number)
+        self.leases -= 1
+        return self._blocks.unlease(client.leases.pop(number))
 
     # --- for tests ------------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Assert that all tables tell the same."""
-        for number, lease in self.leases.items():
-            assert number in lease.client.leases
-            assert lease.block.leases > 0
         waiting = {i for parked in self._parked.values() for i in parked}
         starved = {i for ticket in self.tickets.values() for i in ticket.client.starved}
         assert waiting | starved == set(self.tickets)
@@ -327,6 +432,7 @@ class Readers:
             assert parked
             assert all(self.tickets[i].next_key == key for i in parked)
             assert self._blocks.get(key) is None
+        assert set(self._hungry) <= waiting
         joined = {(n, t.id) for t in self.tickets.values() for n in t.fetches}
         assert joined == self.fetches.memberships()
         assert len(self.tickets) <= self._settings.waiting_acquires_max

@@ -7,9 +7,11 @@ unleased leaf, consumed, expired). Two phases, so nothing half-written is ever v
 
 from __future__ import annotations
 
+from kv_pool.events.types import SSD, BlockRemoved
 from kv_pool.keys import BlockKey
 from kv_pool.node.blocks import Blocks
 from kv_pool.node.clients import Client
+from kv_pool.node.demotion import Demotion
 from kv_pool.node.messages import (
     Abandon,
     Acquire,
@@ -29,30 +31,37 @@ from kv_pool.node.messages import (
 )
 from kv_pool.node.readers import Readers
 from kv_pool.node.slots import Slots, SlotState
+from kv_pool.node.ssd_reads import SsdReads
 from kv_pool.node.stimuli import (
     Action,
     Asked,
     BlockArrived,
     BlockLanded,
     ClientGone,
+    Drain,
     Event,
     FetchEnded,
     FetchStalled,
     Greet,
     Land,
     ProcessGone,
+    Publish,
     Send,
     Tick,
 )
 from kv_pool.node.writers import Writers
 from kv_pool.policy.eviction import EvictionPolicy
-from kv_pool.settings import PoolSettings
+from kv_pool.settings import PoolSettings, SsdSettings
+from kv_pool.ssd.make import make_log
+from kv_pool.ssd.records import BatchWritten, DiskDown, DiskUp, RecordRead
 
 CLIENTS_MAX = 4096
+BUDGET_SAVE_PERIOD_S = 30.0
 
 
 class NodeState:
-    """Not thread-safe; one owner, who carries out the actions in order and before the next event."""
+    """Not thread-safe; one owner, who carries out the actions in order and before the next event. ``ssd`` is None where the node has
+    no SSD tier; ``wall_offset`` is what to add to ``now`` for wall-clock time."""
 
     def __init__(
         self,
@@ -63,25 +72,48 @@ class NodeState:
         block_tokens: int | None,
         settings: PoolSettings,
         policy: EvictionPolicy,
+        ssd: SsdSettings | None = None,
+        wall_offset: float = 0.0,
     ) -> None:
         self._settings = settings
+        self.log = log = None if ssd is None else make_log(settings, ssd, self._resident)
+        ssd = ssd or SsdSettings()
         self.slots = Slots(slots)
-        self.blocks = Blocks(self.slots, policy)
+        self.blocks = Blocks(self.slots, policy, self._left_dram)
         self.writers = Writers(self.slots, self.blocks, settings, slot_bytes=slot_bytes, block_tokens=block_tokens)
-        self.readers = Readers(node_id, self.slots, self.blocks, settings, self.writers.writing)
+        self.ssd_reads = SsdReads(
+            log, self.writers, slot_bytes=slot_bytes, in_flight_max=ssd.reads_in_flight, wall_offset=wall_offset
+        )
+        self.demotion = Demotion(self.slots, self.blocks, log, free_target=ssd.free_target, wall_offset=wall_offset)
+        self.readers = Readers(node_id, self.blocks, settings, self.writers.writing, self.ssd_reads)
         self.clients: dict[str, Client] = {}
         self.commits = 0
         self.corrupt = 0
         self.clients_lost = 0
+        self._budget_saved_at = -BUDGET_SAVE_PERIOD_S
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What to do about ``event`` at ``now`` (seconds, monotonic)."""
-        # Whatever happened may have made room for those that wait for it.
-        return self._react(event, now) + self.writers.serve()
+        # Whatever happened may have made room for those that wait for it, or taken what should be kept free.
+        actions = self._react(event, now)
+        actions += self.writers.serve()
+        return actions + self.demotion.run(now) if self.log is not None else actions
+
+    def last_words(self, now: float) -> list[Action]:
+        """What is to be kept when the node ends in good order."""
+        return self.demotion.save_budget(now, at_once=True)
 
     def next_deadline(self) -> float | None:
         """When a Tick is due at the latest, but for private blocks and silent clients."""
         return min((d for d in (self.writers.next_deadline(), self.readers.next_deadline()) if d is not None), default=None)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the process may end without taking anything along that somebody uses or that is on its way to the SSD."""
+        return self.slots.free == self.slots.count
+
+    def ssd_keys(self) -> list[BlockKey]:
+        return [] if self.log is None else self.log.keys()
 
     def _react(self, event: Event, now: float) -> list[Action]:
         match event:
@@ -96,9 +128,20 @@ class NodeState:
             case BlockLanded():
                 return self._block_landed(event, now)
             case FetchStalled(fetch):
-                return self.readers.fetch_stalled(fetch)
+                return self.readers.fetch_stalled(fetch, now)
             case FetchEnded(fetch, miss):
                 return self.readers.fetch_ended(fetch, miss, now)
+            case RecordRead():
+                return self._record_read(event, now)
+            case BatchWritten():
+                return [*self.demotion.written(event, now), *self.demotion.save_budget(now, at_once=False)]
+            case DiskUp():
+                return self.demotion.disk_up(event, now)
+            case DiskDown():
+                return self._disk_down(now)
+            case Drain(enable):
+                self.writers.draining = self.demotion.draining = enable
+                return []
             case Tick():
                 return self._tick(now)
 
@@ -172,6 +215,7 @@ class NodeState:
 
     def _tick(self, now: float) -> list[Action]:
         actions = self.blocks.expire(now)
+        actions += self._ssd_tick(now)
         actions += self.readers.expire(now)
         actions += self.writers.expire(now)
         silent, unrenewed = now - self._settings.client_dead_s, now - self._settings.lease_s
@@ -188,19 +232,51 @@ class NodeState:
             return []
         if self.writers.writing(key):
             return self.readers.not_landed(key, Miss.REFUSED, now)
-        slot, actions = self.writers.land(event.commit, private=event.private)
+        slot, actions = self.writers.land(event.commit, private=event.private, tier=event.tier)
         if slot is None:
             return actions + self.readers.not_landed(key, Miss.REFUSED, now)
         return [*actions, Land(slot)]
 
     def _block_landed(self, event: BlockLanded, now: float) -> list[Action]:
-        key, actions = self.writers.landed(event.slot, sound=event.sound, now=now)
+        key, tier, actions = self.writers.landed(event.slot, sound=event.sound, now=now)
         if event.sound:
-            return actions + self.readers.committed(key, now, remote=True)
+            return actions + self.readers.arrived(key, tier, now)
         if event.lost:  # its fetch has ended, or ends next, and says why
             return actions + self.readers.writer_gone(key, now)
         self.corrupt += 1
         return actions + self.readers.not_landed(key, Miss.CORRUPT, now)
+
+    # --- the SSD ------------------------------------------------------------------------------------------------------------
+
+    def _resident(self, key: BlockKey) -> bool:
+        return self.blocks.get(key) is not None
+
+    def _left_dram(self, key: BlockKey) -> list[Action]:
+        """What followed a block on the SSD is worthless once it is on neither tier."""
+        dropped = () if self.log is None else tuple(self.log.left_dram(key))
+        return [Publish(BlockRemoved(dropped, SSD))] if dropped else []
+
+    def _record_read(self, event: RecordRead, now: float) -> list[Action]:
+        load, actions = self.ssd_reads.done(event, now)
+        if load is not None and self.blocks.get(load.key) is not None:
+            actions += self.readers.committed(load.key, now)
+        elif load is not None:
+            actions += self.readers.not_loaded(load.key, Miss.CORRUPT, now)
+        return actions + self.readers.feed(now)
+
+    def _disk_down(self, now: float) -> list[Action]:
+        """The node goes on with its DRAM. Whoever waited for the disk looks elsewhere."""
+        actions = self.demotion.disk_down(now)
+        for key in self.ssd_reads.disk_down():
+            actions += self.readers.not_loaded(key, Miss.NOT_FOUND, now)
+        return actions + self.readers.feed(now)
+
+    def _ssd_tick(self, now: float) -> list[Action]:
+        actions = self.demotion.expire(now)
+        if now - self._budget_saved_at >= BUDGET_SAVE_PERIOD_S:
+            self._budget_saved_at = now
+            actions += self.demotion.save_budget(now, at_once=True)
+        return actions
 
     # --- for tests ----------------------------------------------------------------------------------------------------------
 
@@ -215,7 +291,14 @@ class NodeState:
         self.blocks.check(self.writers.pins())
         self.writers.check()
         self.readers.check()
-        for lease in self.readers.leases.values():
-            assert self.clients[lease.client.name] is lease.client
+        held: dict[BlockKey, int] = {}
+        for client in self.clients.values():
+            assert client.on_the_way <= client.leases.keys()
+            for block in client.leases.values():
+                held[block.key] = held.get(block.key, 0) + 1
+        for key in self.demotion.pinned():
+            held[key] = held.get(key, 0) + 1
+        for block in self.blocks.all():
+            assert block.leases == held.get(block.key, 0)
         for reservation in self.writers.reservations.values():
             assert reservation.client is None or self.clients[reservation.client.name] is reservation.client

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from kv_pool.events.types import BlockEvent
 from kv_pool.keys import BlockKey
-from kv_pool.node.messages import Answer, Commit, Granted, Miss, Peer, Request
+from kv_pool.node.messages import Answer, Commit, Granted, Miss, Peer, Request, Tier
+from kv_pool.ssd.records import BatchWritten, DiskDown, DiskUp, ReadRecord, RecordRead, WriteBatch
 
 # --- events --------------------------------------------------------------------------------------------------------------
 
@@ -36,11 +37,12 @@ class ProcessGone:
 
 @dataclass(frozen=True, slots=True)
 class BlockArrived:
-    """A block of a fetch begins to come in, and needs a slot (``commit.slot`` means nothing)."""
+    """A block of a fetch begins to come in, and needs a slot (``commit.slot`` means nothing). ``tier`` is where its node had it."""
 
     fetch: int
     commit: Commit
     private: bool
+    tier: Tier = Tier.DRAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +71,22 @@ class FetchEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """An operator wants the node empty (``enable``), or in use again: no new blocks are taken, those that are here move to the SSD
+    or go."""
+
+    enable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
 
-Event = Asked | ClientGone | ProcessGone | BlockArrived | BlockLanded | FetchStalled | FetchEnded | Tick
+Event = (
+    Asked | ClientGone | ProcessGone | BlockArrived | BlockLanded | FetchStalled | FetchEnded | Drain | Tick
+    | DiskUp | DiskDown | BatchWritten | RecordRead
+)  # fmt: skip
 
 
 # --- actions -------------------------------------------------------------------------------------------------------------
@@ -144,4 +157,11 @@ class Land:
     slot: int
 
 
-Action = Greet | Send | SendBlock | Publish | SetEpoch | StartFetch | CancelFetch | Land
+@dataclass(frozen=True, slots=True)
+class SaveBudget:
+    """Keep this for the next start: what was written to the SSD lately."""
+
+    packed: bytes
+
+
+Action = Greet | Send | SendBlock | Publish | SetEpoch | StartFetch | CancelFetch | Land | WriteBatch | ReadRecord | SaveBudget

@@ -1,4 +1,4 @@
-"""Slots that are being written: by clients, and by the node itself where a block arrives from a peer. Pure.
+"""Slots that are being written: by clients, and by the node itself where a block arrives from a peer or from the SSD. Pure.
 
 ::
 
@@ -17,11 +17,12 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from kv_pool.keys import BlockKey
 from kv_pool.node.blocks import Block, Blocks
 from kv_pool.node.clients import Client
-from kv_pool.node.messages import Abandon, Commit, ErrorCode, Refusal, Reserve, ReserveDenied, SlotsReserved
+from kv_pool.node.messages import Abandon, Commit, ErrorCode, Refusal, Reserve, ReserveDenied, SlotsReserved, Tier, grant_row
 from kv_pool.node.slots import Slots
 from kv_pool.node.stimuli import Action, Send, SetEpoch
 from kv_pool.settings import PoolSettings
@@ -29,13 +30,17 @@ from kv_pool.settings import PoolSettings
 
 @dataclass(slots=True)
 class Reservation:
-    """``client`` is None where the node itself writes ``arriving``, a block from a peer. ``parent`` is pinned meanwhile."""
+    """``client`` is None where the node itself writes: ``arriving``, a block from a peer, or None yet where the SSD is being read.
+    ``parent`` is pinned meanwhile."""
 
     key: BlockKey
     parent: BlockKey | None
     private: bool
     client: Client | None
     arriving: Commit | None = None
+    retention: int = 0
+    tier: Tier = Tier.DRAM
+    """Where the node had it that sent it."""
 
 
 @dataclass(slots=True)
@@ -54,6 +59,10 @@ class Quarantine:
     started: int
 
 
+DISK: Final = Quarantine("", 0, 0)
+"""A thread of the disk that hangs may still write here."""
+
+
 class Writers:
     """``block_tokens`` is what a public block holds; None where any count will do."""
 
@@ -69,6 +78,8 @@ class Writers:
         self.quarantined: dict[int, Quarantine] = {}
         self._slot_of: dict[BlockKey, int] = {}
         self._waiting: deque[WaitingReserve] = deque()
+        self._retention = {name: number for number, name in enumerate(settings.retention_classes)} | {"": 0}
+        self.draining = False
         self.refused = 0
 
     def writing(self, key: BlockKey) -> bool:
@@ -81,6 +92,12 @@ class Writers:
             return self._deny(client, request, "writers must run on the node's machine")
         if len(request.keys) > self._slots.count:
             return self._deny(client, request, f"{len(request.keys)} blocks do not fit a pool of {self._slots.count}")
+        if request.retention not in self._retention:
+            return self._deny(
+                client, request, f"retention: no such class, known are {', '.join(self._settings.retention_classes)}"
+            )
+        if self.draining and not request.private:
+            return self._deny(client, request, "the node is being drained")
         if len(self._waiting) >= self._settings.waiting_acquires_max:
             return self._deny(client, request, "too many writers wait for room")
         self._waiting.append(WaitingReserve(client, request, now + request.timeout_s))
@@ -151,21 +168,50 @@ class Writers:
 
     # --- blocks from peers --------------------------------------------------------------------------------------------------
 
-    def land(self, arriving: Commit, *, private: bool) -> tuple[int | None, list[Action]]:
+    def land(self, arriving: Commit, *, private: bool, tier: Tier) -> tuple[int | None, list[Action]]:
         """A slot for an arrived block, or None where it cannot be had. Its key must be new."""
         if arriving.length > self._slot_bytes or self._blocks.loops(arriving.key, arriving.parent):
             return None, []
         actions = self._make_room(1)
         if not self._slots.free:
             return None, actions
-        slot, more = self._take(Reservation(arriving.key, arriving.parent, private, None, arriving))
+        slot, more = self._take(Reservation(arriving.key, arriving.parent, private, None, arriving, tier=tier))
         return slot, actions + more
 
-    def landed(self, slot: int, *, sound: bool, now: float) -> tuple[BlockKey, list[Action]]:
-        """The arrived block is in its slot: it becomes visible if it is sound, else the slot is free again."""
-        arriving = self.reservations[slot].arriving
+    def landed(self, slot: int, *, sound: bool, now: float) -> tuple[BlockKey, Tier, list[Action]]:
+        """The arrived block is in its slot: it becomes visible if it is sound, else the slot is free again. Also returns where its
+        node had it."""
+        reservation = self.reservations[slot]
+        arriving = reservation.arriving
         assert arriving is not None
-        return arriving.key, self._store(slot, arriving, now) if sound else self._unreserve(slot)
+        return arriving.key, reservation.tier, self._store(slot, arriving, now) if sound else self._unreserve(slot)
+
+    # --- blocks from the SSD ------------------------------------------------------------------------------------------------
+
+    def take_for_load(self, key: BlockKey) -> tuple[int | None, list[Action]]:
+        """A slot to read ``key`` into, or None where it cannot be had. The key must be new."""
+        actions = self._make_room(1)
+        if not self._slots.free:
+            return None, actions
+        slot, more = self._take(Reservation(key, None, False, None))
+        return slot, actions + more
+
+    def loaded(self, commit: Commit, retention: int, now: float) -> list[Action]:
+        """The block that was read is in its slot, and sound."""
+        self.reservations[commit.slot].retention = retention
+        return self._store(commit.slot, commit, now)
+
+    def not_loaded(self, slot: int) -> list[Action]:
+        return self._unreserve(slot)
+
+    def load_hangs(self, slot: int) -> None:
+        """The disk has not answered, and may still write to the slot."""
+        self._drop(slot)
+        self._slots.quarantine(slot)
+        self.quarantined[slot] = DISK
+
+    def disk_let_go(self, slot: int) -> list[Action]:
+        return self._end_quarantine([slot])
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
@@ -204,7 +250,8 @@ class Writers:
         for key in request.keys:
             slot = None
             if not self._known(key):
-                slot, more = self._take(Reservation(key, parent, request.private, client))
+                retention = self._retention[request.retention]
+                slot, more = self._take(Reservation(key, parent, request.private, client, retention=retention))
                 client.reservations.add(slot)
                 actions += more
             slots.append(slot)
@@ -229,10 +276,18 @@ class Writers:
         return reservation
 
     def _store(self, slot: int, commit: Commit, now: float) -> list[Action]:
-        private = self._drop(slot).private
+        reservation = self._drop(slot)
         self._slots.commit(slot)
+        private = reservation.private
         expires = now + self._settings.handoff_ttl_s if private else None
-        block = Block(commit.key, slot, commit.parent, commit.tokens, commit.length, commit.checksum, commit.meta, now, expires)
+        row = grant_row(
+            commit.key, commit.parent, slot, self._slots.epoch(slot), commit.tokens, commit.length, commit.checksum,
+            private=private,
+        )  # fmt: skip
+        block = Block(
+            commit.key, slot, commit.parent, commit.tokens, commit.length, commit.checksum, commit.meta, now, row,
+            reservation.retention, expires,
+        )  # fmt: skip
         return self._blocks.store(block)
 
     def _unreserve(self, slot: int) -> list[Action]:
@@ -260,6 +315,7 @@ class Writers:
         for slot, reservation in self.reservations.items():
             assert self._blocks.get(reservation.key) is None
             assert reservation.client is None or slot in reservation.client.reservations
+        assert all(slot not in self.reservations for slot in self.quarantined)
         assert len(self._waiting) <= self._settings.waiting_acquires_max
 
     def pins(self) -> dict[BlockKey, int]:

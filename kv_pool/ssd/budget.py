@@ -79,11 +79,10 @@ class WriteBudget:
         latest, *buckets = _PACKED.unpack(packed)
         if latest < 0:
             return
-        if self._latest is None:
-            self._latest = latest
-        newest = max(self._latest, latest)
+        own = latest if self._latest is None else self._latest
+        newest = max(own, latest)
         merged = [0] * BUCKETS
-        for known_until, kept in ((self._latest, self._buckets), (latest, buckets)):
+        for known_until, kept in ((own, self._buckets), (latest, buckets)):
             for number in range(max(newest - BUCKETS, known_until - BUCKETS) + 1, known_until + 1):
                 merged[number % BUCKETS] = max(merged[number % BUCKETS], kept[number % BUCKETS])
         self._latest, self._buckets, self._spent = newest, merged, sum(merged)

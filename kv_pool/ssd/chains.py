@@ -1,4 +1,8 @@
-"""What is on the medium and what is on its way there, kept prefix-closed. Pure.
+"""What is on the medium and what is on its way there, kept prefix-closed over the node's two tiers. Pure.
+
+What follows a record that leaves the medium stays while that record's block is *resident* in DRAM: the chain is whole then, and the
+block will be written again before it leaves DRAM (else :meth:`Chains.left_dram` takes what followed). Without this, the death of an
+old segment would take along all that follows the system prompt in it.
 
 A record whose parent was on the medium leaves with it. One that was written ``first`` (its parent was not there) stays when a
 parent that was never there fails to get there. What is being written belongs to the same chains, but is not found yet.
@@ -6,6 +10,7 @@ parent that was never there fails to get there. What is being written belongs to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kv_pool.keys import BlockKey
@@ -31,8 +36,9 @@ class Item:
 class Chains:
     """Owns the index and what is being written; tells the segments what is alive in them."""
 
-    def __init__(self, segments: Segments) -> None:
+    def __init__(self, segments: Segments, resident: Callable[[BlockKey], bool]) -> None:
         self.segments = segments
+        self._resident = resident
         self.index = Index()
         self.pending: dict[int, Item] = {}
         """By row, but for doomed ones."""
@@ -95,7 +101,8 @@ class Chains:
             item = self.pending.get(row)
             if item is not None:
                 self._doom(item)
-            leaving += [child for child in self.index.children(row) if was_here or not self._stands_alone(child)]
+            if not self._resident(self.index.key(row)):
+                leaving += [child for child in self.index.children(row) if was_here or not self._stands_alone(child)]
         for row in reversed(order):
             if self.index.has_children(row):
                 self.index.unlink(row)  # a ghost from now on
@@ -103,6 +110,18 @@ class Chains:
                 self.index.remove(row)
         if above != NONE and not self.here(above) and not self.index.has_children(above):
             self.index.remove(above)
+        return gone
+
+    def left_dram(self, key: BlockKey) -> list[BlockKey]:
+        """A block has left DRAM. Where it is not on the medium either, what counted on it goes. Returns what was on the medium."""
+        row = self.index.row(key)
+        if row is None or self.here(row):
+            return []
+        gone: list[BlockKey] = []
+        for child in self.index.children(row):
+            if not self._stands_alone(child):
+                gone += self.drop(child)
+        # The last child has taken the ghost along.
         return gone
 
     def kill(self, segment: Segment) -> list[BlockKey]:
@@ -176,7 +195,7 @@ class Chains:
             above = index.parent(row)
             if index.on_medium(row):
                 alive[index.segment(row)] += record_pages(index.length(row))
-                assert index.first(row) or above == NONE or index.on_medium(above)
+                assert index.first(row) or above == NONE or index.on_medium(above) or self._resident(index.key(above))
             elif row not in self.pending:
                 assert above == NONE, "a ghost follows nothing"
                 assert index.has_children(row), "a ghost is followed"

@@ -1,11 +1,11 @@
 """The SSD tier's log: what lies where, what is written next, what dies. :class:`SsdLog` is the only door. Pure.
 
-It never touches a byte: it hands out batches to write, is told what came of them, and knows where a block may be read. Nobody has to
-wait for it: a chain that cannot be written now is refused with a reason.
+It never touches a byte: it hands out batches to write, is told what came of them, and knows where a block may be read. Nobody has
+to wait for it: a chain that cannot be written now is refused with a reason.
 
 Always true (``check``):
 
-- **Prefix-closed**: no record is here whose parent was here with it and is not any more. A record that was written without its parent
+- **Prefix-closed**: no record is here whose parent was here with it and is neither on the medium nor in DRAM any more. A record that was written without its parent
   on the medium says so (``Record.first``), and is kept after a restart without it; any other one is not.
 - Nothing is found before all it follows is on the medium, nor after its expiry.
 - In a segment lies one retention, with expiries close together. It dies whole; nothing is copied to make room.
@@ -14,10 +14,10 @@ Always true (``check``):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kv_pool.keys import BlockKey
 from kv_pool.policy.segments import SegmentPolicy
@@ -28,6 +28,10 @@ from kv_pool.ssd.records import PAGE, RETENTIONS_MAX, Place, RecoveredSegment, W
 from kv_pool.ssd.recovery import last_expiry, worth_having
 from kv_pool.ssd.segments import Segments, SegmentState, fits
 from kv_pool.ssd.writing import Writing, Written
+
+BUDGET_UNPACKED_MIN: Final = 1024 * 1024
+BUDGET_UNPACKED_SHARE: Final = 200
+"""Of the budget of a day, one part in so many may go unrecorded by a crash."""
 
 
 class Missing(Enum):
@@ -73,7 +77,7 @@ class SsdLogStats:
 class SsdLog:
     """Not thread-safe; one owner. ``now`` is wall-clock seconds everywhere. Down until the first :meth:`recover`.
 
-    ``ttl_s`` are seconds to live by retention. A batch is sent at ``batch_bytes_max`` bytes, or by :meth:`flush`. Raises ValueError
+    ``resident`` says whether the node has a block in DRAM. ``ttl_s`` are seconds to live by retention. A batch is sent at ``batch_bytes_max`` bytes, or by :meth:`flush`. Raises ValueError
     for settings that make no sense.
     """
 
@@ -87,6 +91,7 @@ class SsdLog:
         batches_in_flight_max: int,
         batch_bytes_max: int,
         policy: SegmentPolicy,
+        resident: Callable[[BlockKey], bool] = lambda _: False,
     ) -> None:
         if segments < 1 or not fits(segment_pages, 1, 0, 1):
             raise ValueError(f"{segments} segments of {segment_pages} pages hold nothing")
@@ -98,10 +103,11 @@ class SsdLog:
         self._budget = budget
         self._batches_max = batches_in_flight_max
         self._segments = Segments(segments, segment_pages, policy)
-        self._chains = Chains(self._segments)
+        self._chains = Chains(self._segments, resident)
         self._planner = Planner(self._chains, self._ttl_s, batch_bytes_max)
         self._writing = Writing(self._chains, budget, self._planner)
         self._up = False
+        self.budget_packed_at = 0
 
     # --- looking ----------------------------------------------------------------------------------------------------------------
 
@@ -122,6 +128,10 @@ class SsdLog:
         """Whether a record of ``key`` is on its way."""
         row = self._chains.index.row(key)
         return row is not None and row in self._chains.pending
+
+    def wants(self, key: BlockKey, retention: int, now: float) -> bool:
+        """Whether :meth:`write` would not skip ``key``: it is neither on its way, nor here with enough of its time left."""
+        return self._planner.wants(key, retention, now)
 
     def __len__(self) -> int:
         """Records on the medium."""
@@ -163,8 +173,9 @@ class SsdLog:
         return plan if isinstance(plan, Refusal) else None
 
     def write(self, chain: Sequence[Candidate], now: float) -> tuple[list[WriteBatch], list[BlockKey]]:
-        """Write a chain, root first, all of it or nothing: what :meth:`refusal` refuses does nothing. Skipped is what is on its way, or
-        here with at least half of its class's time left. Everything else needs its slot until :meth:`written` has named its key.
+        """Write a chain, root first, all of it or nothing: what :meth:`refusal` refuses does nothing. Skipped is what is on its
+        way, or here with at least half of its class's time left. Everything else needs its slot until :meth:`written` has named
+        its key (or :meth:`down`, as failed).
 
         Returns the batches to be written now (the rest waits for more, or for :meth:`flush`), and the keys that left the medium
         because their segment was needed.
@@ -177,8 +188,8 @@ class SsdLog:
         return self._writing.flush(self._batches_max - self._writing.in_flight) if self._up else []
 
     def written(self, batch: int, ok: bool, bytes_written: int, now: float) -> Written:
-        """The disk's answer. Batches take effect in the order in which they were sent, so this may be about earlier ones, or about
-        none yet. Raises KeyError for a batch that is not in flight."""
+        """The disk's answer. Batches take effect in the order in which they were sent, so this may be about earlier ones, or
+        about none yet. Raises KeyError for a batch that is not in flight."""
         return self._writing.answered(batch, ok, bytes_written, now)
 
     # --- leaving ----------------------------------------------------------------------------------------------------------------
@@ -187,6 +198,10 @@ class SsdLog:
         """``key`` (unreadable, say) and all that follow it leave the index. Returns them, parents before children."""
         row = self._chains.index.row(key)
         return self._chains.drop(row) if row is not None and self._chains.index.on_medium(row) else []
+
+    def left_dram(self, key: BlockKey) -> list[BlockKey]:
+        """A block is not resident any more. Returns what leaves the medium because nothing that it followed is left."""
+        return self._chains.left_dram(key)
 
     def expire(self, now: float) -> list[BlockKey]:
         """Segments past their last expiry die whole. Returns the keys that left with them, and what followed these."""
@@ -242,6 +257,28 @@ class SsdLog:
         self._chains.forget()
         self._up = False
         return Lost(dropped, failed)
+
+    def restore_budget(self, packed: bytes) -> None:
+        """What an earlier process wrote counts too. Raises SsdFormatError where ``packed`` is no history."""
+        self._budget.restore(packed)
+
+    @property
+    def bytes_written(self) -> int:
+        """All that was written, by this process."""
+        return self._writing.bytes_written
+
+    def pack_budget(self, now: float) -> bytes:
+        """The history to keep; writing it down is booked as well."""
+        self._budget.charge(PAGE, now)
+        self._writing.bytes_written += PAGE
+        self.budget_packed_at = self._writing.bytes_written
+        return self._budget.pack()
+
+    @property
+    def budget_is_stale(self) -> bool:
+        """So much was written since the history was packed that a crash now would forgive too much."""
+        unpacked = self._writing.bytes_written - self.budget_packed_at
+        return unpacked > max(BUDGET_UNPACKED_MIN, self._budget.bytes_per_day // BUDGET_UNPACKED_SHARE)
 
     # --- telling ----------------------------------------------------------------------------------------------------------------
 

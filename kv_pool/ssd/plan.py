@@ -134,13 +134,23 @@ class Planner:
             before = candidate
         return self._loops(chain[0].parent, keys, ghosts=ghosts)
 
+    def wants(self, key: BlockKey, retention: int, now: float) -> bool:
+        """Whether a record of ``key`` is to be written: it is neither on its way, nor here with enough of its time left."""
+        index = self._chains.index
+        row = index.row(key)
+        if row is None:
+            return True
+        if row in self._chains.pending:
+            return False
+        return not index.on_medium(row) or index.expires(row) - now < LIFE_LEFT_MIN * self._ttl_s[retention]
+
     def plan(self, chain: Sequence[Candidate], now: float, *, budget_left: int, room: int, batches_max: int) -> Plan | Refusal:
         """``room`` batches may be sent now, ``batches_max`` if none were in flight."""
         if not chain:
             return Plan()
         if self.bad(chain):
             return Refusal.BAD_CHAIN
-        wanted = [candidate for candidate in chain if self._wanted(candidate, now)]
+        wanted = [candidate for candidate in chain if self.wants(candidate.key, candidate.retention, now)]
         if any(not fits(self._chains.segments.segment_pages, 1, 0, candidate.length) for candidate in wanted):
             return Refusal.TOO_LONG
         plan = _Planning(self._chains, self._batch_bytes_max, self._ttl_s).run(wanted, self, now)
@@ -183,15 +193,6 @@ class Planner:
                 return True
             row = index.parent(row)
         return False
-
-    def _wanted(self, candidate: Candidate, now: float) -> bool:
-        index = self._chains.index
-        row = index.row(candidate.key)
-        if row is None:
-            return True
-        if row in self._chains.pending:
-            return False
-        return not index.on_medium(row) or index.expires(row) - now < LIFE_LEFT_MIN * self._ttl_s[candidate.retention]
 
     def _spared(self, chain: Sequence[Candidate]) -> set[int]:
         """Segments that hold what the chain builds on."""

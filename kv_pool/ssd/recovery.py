@@ -25,23 +25,41 @@ def last_expiry(segment: RecoveredSegment) -> float | None:
 
 
 def worth_having(segments: Iterable[RecoveredSegment]) -> Iterator[FoundRecord]:
-    """Of two records with the same key the younger; of these all whose parents are there too, or need not be; parents first."""
+    """Of two records with the same key the younger; of these all whose parents are worth having too, or need not be; parents first.
+    Where the younger counts on a parent that is not there, an older one that does not will do."""
     youngest: dict[BlockKey, FoundRecord] = {}
+    alone: dict[BlockKey, FoundRecord] = {}
     for segment in segments:
         for entry in segment.entries:
-            found, known = FoundRecord(segment, entry), youngest.get(entry.key)
-            if known is None or found.age > known.age:
-                youngest[entry.key] = found
+            found = FoundRecord(segment, entry)
+            _keep_younger(youngest, found)
+            if entry.first:
+                _keep_younger(alone, found)
     followers: dict[BlockKey, list[FoundRecord]] = {}
     ready: list[FoundRecord] = []
+    parentless: list[FoundRecord] = []
     for found in youngest.values():
         parent = found.entry.parent
-        if parent is not None and parent in youngest:
-            followers.setdefault(parent, []).append(found)
-        elif parent is None or found.entry.first:
+        if parent is None:
             ready.append(found)
-    ready.reverse()
+        elif parent in youngest:
+            followers.setdefault(parent, []).append(found)
+        else:
+            parentless.append(found)
+    while parentless:
+        found = parentless.pop()
+        substitute = alone.get(found.entry.key)
+        if substitute is not None:
+            ready.append(substitute)
+        else:
+            parentless += followers.pop(found.entry.key, ())
     while ready:
         found = ready.pop()
         yield found
-        ready += reversed(followers.get(found.entry.key, ()))
+        ready += followers.get(found.entry.key, ())
+
+
+def _keep_younger(kept: dict[BlockKey, FoundRecord], found: FoundRecord) -> None:
+    known = kept.get(found.entry.key)
+    if known is None or found.age > known.age:
+        kept[found.entry.key] = found

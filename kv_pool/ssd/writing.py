@@ -1,8 +1,8 @@
 """Carries out plans, keeps the batches, and settles them in the order in which they were sent. Pure.
 
 A batch takes effect only when all earlier ones have been answered. So a record is never found before what it follows, and after a
-crash at any moment everything that was ever found is found again. What follows a failed batch in its segment counts as failed too:
-a scan of that segment ends there.
+crash at any moment everything that was ever found is found again. What follows a failed batch in its segment counts as failed
+too: a scan of that segment ends there.
 """
 
 from __future__ import annotations

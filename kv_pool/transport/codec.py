@@ -19,7 +19,8 @@ from kv_pool.keys import KEY_BYTES
 from kv_pool.node import messages as m
 
 KEYS_MAX: Final = 8192
-GRANTS_MAX: Final = 64
+GRANTS_MAX: Final = 256
+SOURCES_MAX: Final = 8
 META_BYTES_MAX: Final = 4096
 NAME_CHARS_MAX: Final = 256
 HEADER_BYTES_MAX: Final = 512 * 1024
@@ -83,29 +84,33 @@ def _are_slots(value: Any) -> bool:
     )
 
 
-def _are_grants(value: Any) -> bool:
-    return type(value) is list and 1 <= len(value) <= GRANTS_MAX and all(map(_is_grant, value))
+def _are_peers(value: Any) -> bool:
+    return type(value) is list and len(value) <= SOURCES_MAX and all(map(_is_peer, value))
 
 
-def _is_grant(row: Any) -> bool:
-    """In one expression, because a long chain has many of them."""
-    if type(row) is not list or len(row) != len(m.Grant._fields):
-        return False
-    key, parent, lease, slot, epoch, tokens, length, checksum, meta, private, remote = row
+def _are_metas(value: Any) -> bool:
     return (
-        _is_key(key)
-        and (parent is None or _is_key(parent))
-        and type(lease) is type(slot) is type(epoch) is type(tokens) is type(length) is type(checksum) is int
-        and 0 <= lease <= INTEGER_MAX
-        and 0 <= slot <= SIZE_MAX
-        and epoch >= 0
-        and 0 <= tokens <= TOKENS_MAX
-        and 0 <= length <= SIZE_MAX
-        and checksum >= 0
-        and type(meta) is bytes
-        and len(meta) <= META_BYTES_MAX
-        and type(private) is type(remote) is bool
+        type(value) is list
+        and len(value) <= GRANTS_MAX
+        and all(type(meta) is bytes and len(meta) <= META_BYTES_MAX for meta in value)
     )
+
+
+def _are_leases(value: Any) -> bool:
+    return (
+        type(value) is list
+        and 1 <= len(value) <= KEYS_MAX
+        and all(type(lease) is int and 0 <= lease <= INTEGER_MAX for lease in value)
+    )
+
+
+def _check_granted(granted: m.Granted) -> None:
+    """What no field shows alone. Raises ValueError."""
+    count = len(granted.tiers)
+    if not 1 <= count <= GRANTS_MAX or len(granted.rows) != count * m.GRANT_ROW.size or len(granted.metas) not in (0, count):
+        raise ValueError("a row, a tier and (all or none) a meta for each of the blocks are needed")
+    if any(tier >= len(m.Tier) for tier in granted.tiers):
+        raise ValueError("unknown tier")
 
 
 def _one_of(kind: type[StrEnum]) -> Field:
@@ -142,32 +147,37 @@ KEYS: Final = _field(_are_keys, f"1 .. {KEYS_MAX} keys that differ are needed", 
 META: Final = _field(
     lambda value: type(value) is bytes and len(value) <= META_BYTES_MAX, f"at most {META_BYTES_MAX} bytes are needed"
 )
-PEER: Final = _optional(
-    Field(_field(_is_peer, "[node id, tcp://host:port] is needed", lambda v: m.Peer(*v)).read, lambda p: [p.node_id, p.endpoint])
+PEERS: Final = Field(
+    _field(
+        _are_peers, f"at most {SOURCES_MAX} of [node id, tcp://host:port] are needed", lambda v: tuple(m.Peer(*p) for p in v)
+    ).read,
+    lambda peers: [[p.node_id, p.endpoint] for p in peers],
 )
 SLOTS: Final = _field(_are_slots, "a list of slots is needed", tuple)
 MISS: Final = _optional(_one_of(m.Miss))
 CODE: Final = _one_of(m.ErrorCode)
 
-GRANTS: Final = Field(
-    _field(_are_grants, f"1 .. {GRANTS_MAX} grants are needed", lambda rows: tuple(map(m.Grant._make, rows))).read,
-    lambda grants: list(map(list, grants)),
-)
+LEASES: Final = _field(_are_leases, f"1 .. {KEYS_MAX} leases are needed", tuple)
+ROWS: Final = _field(lambda value: type(value) is bytes, "bytes are needed")
+METAS: Final = _field(_are_metas, f"at most {GRANTS_MAX} of at most {META_BYTES_MAX} bytes are needed", tuple)
 ASK: Final = {"ticket": INTEGER, "keys": KEYS, "wait": FLAG, "timeout_s": SECONDS}
 
 TABLE: Final[dict[str, tuple[type[Any], dict[str, Field]]]] = {
     # requests
-    "hello": (m.Hello, {"pid": INTEGER, "started": INTEGER}),
-    "reserve": (m.Reserve, {"ticket": INTEGER, "keys": KEYS, "parent": PARENT, "timeout_s": SECONDS, "private": FLAG}),
+    "hello": (m.Hello, {}),
+    "reserve": (
+        m.Reserve,
+        {"ticket": INTEGER, "keys": KEYS, "parent": PARENT, "timeout_s": SECONDS, "private": FLAG, "retention": TEXT},
+    ),
     "commit": (
         m.Commit,
         {"slot": SIZE, "key": KEY, "parent": PARENT, "tokens": TOKENS, "length": SIZE, "checksum": U64, "meta": META},
     ),
     "abandon": (m.Abandon, {"slot": SIZE}),
-    "acquire": (m.Acquire, ASK | {"source": PEER}),
+    "acquire": (m.Acquire, ASK | {"sources": PEERS}),
     "pull": (m.Pull, ASK | {"credits": _integer(256)}),
     "cancel": (m.Cancel, {"ticket": INTEGER}),
-    "release": (m.Release, {"lease": INTEGER, "consume": FLAG}),
+    "release": (m.Release, {"leases": LEASES, "consume": FLAG}),
     "keepalive": (m.Keepalive, {}),
     "goodbye": (m.Goodbye, {}),
     # questions
@@ -176,12 +186,23 @@ TABLE: Final[dict[str, tuple[type[Any], dict[str, Field]]]] = {
     # answers
     "welcome": (
         m.Welcome,
-        {"node_id": TEXT, "pid": INTEGER, "fd": INTEGER, "slots": SIZE, "slot_bytes": SIZE, "client_dead_s": SECONDS},
+        {"node_id": TEXT, "slots": SIZE, "slot_bytes": SIZE, "client_dead_s": SECONDS},
     ),
     "alive": (m.Alive, {}),
     "reserved": (m.SlotsReserved, {"ticket": INTEGER, "slots": SLOTS}),
     "denied": (m.ReserveDenied, {"ticket": INTEGER, "reason": TEXT}),
-    "granted": (m.Granted, {"ticket": INTEGER, "position": INTEGER, "grants": GRANTS}),
+    "granted": (
+        m.Granted,
+        {
+            "ticket": INTEGER,
+            "position": INTEGER,
+            "lease": INTEGER,
+            "rows": ROWS,
+            "tiers": ROWS,
+            "metas": METAS,
+            "ended": FLAG,
+        },
+    ),
     "piece": (m.Piece, {"ticket": INTEGER, "lease": INTEGER, "offset": SIZE}),
     "stalled": (m.Stalled, {"ticket": INTEGER}),
     "ended": (m.Ended, {"ticket": INTEGER, "available": INTEGER, "miss": MISS}),
@@ -222,7 +243,13 @@ def decode(frame: bytes | memoryview, ops: frozenset[str]) -> tuple[Message, str
             values.append(field.read(fields[name]))
         except ValueError as error:
             raise MalformedMessageError(f"{op}.{name}: {error}") from None
-    return kind(*values), incarnation
+    message = kind(*values)
+    if kind is m.Granted:
+        try:
+            _check_granted(message)
+        except ValueError as error:
+            raise MalformedMessageError(f"{op}: {error}") from None
+    return message, incarnation
 
 
 def unpack_map(frame: bytes | memoryview) -> dict[Any, Any]:

@@ -119,9 +119,11 @@ class Scene:
         return actions
 
     def acquire(
-        self, *numbers: int, wait: bool = False, source: Peer | None = None, timeout_s: float = 4.0, client: str = "r"
-    ) -> list[Action]:
-        return self.do(client, Acquire(self.next_ticket(), keys(*numbers), wait, timeout_s, source))
+        self, *numbers: int, wait: bool = False, source: Peer | None = None, timeout_s: float = 4.0, client: str = "r",
+        sources: tuple[Peer, ...] = (),
+    ) -> list[Action]:  # fmt: skip
+        sources = sources or (() if source is None else (source,))
+        return self.do(client, Acquire(self.next_ticket(), keys(*numbers), wait, timeout_s, sources))
 
     def pull(self, *numbers: int, wait: bool = False, timeout_s: float = 4.0, credits_: int = 8) -> list[Action]:
         return self.do("far", Pull(self.next_ticket(), keys(*numbers), wait, timeout_s, credits_))
@@ -131,7 +133,7 @@ class Scene:
         return grant
 
     def release(self, grant: Grant, *, consume: bool = False, client: str = "r") -> list[Action]:
-        return self.do(client, Release(grant.lease, consume))
+        return self.do(client, Release((grant.lease,), consume))
 
     def arrives(self, fetch: int, number: int, *, sound: bool = True, private: bool = False) -> list[Action]:
         """A block of a fetch comes in, and lands where the state says."""
@@ -140,6 +142,9 @@ class Scene:
         for land in [a for a in actions if isinstance(a, Land)]:
             actions += self.happens(BlockLanded(land.slot, sound))
         return actions
+
+    def leases(self) -> set[int]:
+        return {lease for client in self.state.clients.values() for lease in client.leases}
 
     def has(self, number: int) -> bool:
         return self.state.blocks.get(key(number)) is not None
@@ -150,7 +155,7 @@ def answers(actions: list[Action], kind: type[T]) -> list[T]:
 
 
 def grants(actions: list[Action]) -> list[Grant]:
-    return [grant for granted in answers(actions, Granted) for grant in granted.grants]
+    return [grant for granted in answers(actions, Granted) for grant in granted.grants()]
 
 
 def fetches(actions: list[Action]) -> list[StartFetch]:
@@ -158,7 +163,9 @@ def fetches(actions: list[Action]) -> list[StartFetch]:
 
 
 def ended(actions: list[Action]) -> list[Ended]:
-    return answers(actions, Ended)
+    """Also those that a last grant ends."""
+    whole = [Ended(g.ticket, g.position + g.count, None) for g in answers(actions, Granted) if g.ended]
+    return whole + answers(actions, Ended)
 
 
 def denied(actions: list[Action]) -> list[str]:

@@ -24,7 +24,7 @@ from kv_pool.client import (
 )
 from kv_pool.keys import BlockKey
 from kv_pool.service import PoolNode
-from kv_pool.settings import PoolSettings
+from kv_pool.settings import PoolSettings, SsdSettings
 
 SLOT_BYTES = 64 * 1024
 BLOCK_TOKENS = 16
@@ -78,18 +78,39 @@ class Child:
 class NodeProcess(Child):
     """A pool node in a process of its own."""
 
-    def __init__(self, node_id: str = "node-a", *, slot_bytes: int = SLOT_BYTES, **settings: Any) -> None:
-        super().__init__(_serve, node_id, slot_bytes, {"client_dead_s": 5.0, "dram": str(16 * slot_bytes)} | settings)
-        self.endpoint, self.events_endpoint, self.incarnation = self.hear()
+    def __init__(self, node_id: str = "node-a", *, slot_bytes: int = SLOT_BYTES, ssd: dict[str, Any] | None = None, **settings: Any) -> None:
+        settings = {"client_dead_s": 5.0, "dram": str(16 * slot_bytes)} | settings
+        super().__init__(_serve, node_id, slot_bytes, settings, ssd or {})
+        self.endpoint, self.local_endpoint, self.events_endpoint, self.incarnation = self.hear()
         self.slot_bytes = slot_bytes
+        self.clients: list[PoolClient] = []
+        self.closed = False
         self.source = Source(node_id, self.endpoint)
 
     def stats(self) -> dict[str, Any]:
         self.pipe.send("stats")
         return self.hear()
 
+    def status(self) -> dict[str, Any]:
+        self.pipe.send("status")
+        return self.hear()
+
+    def drain(self, *, enable: bool) -> None:
+        self.pipe.send("drain" if enable else "undrain")
+        self.hear()
+
     def client(self, name: str = "worker") -> PoolClient:
-        return connect(self.endpoint, name, self.slot_bytes)
+        """Closed with the node, if not before."""
+        self.clients.append(connect(self.local_endpoint, name, self.slot_bytes))
+        return self.clients[-1]
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        for client in self.clients:
+            client.close()
+        if not self.closed:
+            self.closed = True
+            super().close()
 
 
 def connect(endpoint: str, name: str = "worker", block_bytes: int = SLOT_BYTES, timeout_s: float = CONNECT_S) -> PoolClient:
@@ -98,17 +119,25 @@ def connect(endpoint: str, name: str = "worker", block_bytes: int = SLOT_BYTES, 
     return client
 
 
-def _serve(pipe: Any, node_id: str, slot_bytes: int, settings: dict[str, Any]) -> None:
-    node = PoolNode(node_id=node_id, slot_bytes=slot_bytes, settings=PoolSettings(**settings), block_tokens=BLOCK_TOKENS)
+def _serve(pipe: Any, node_id: str, slot_bytes: int, settings: dict[str, Any], ssd: dict[str, Any]) -> None:
+    node = PoolNode(
+        node_id=node_id,
+        slot_bytes=slot_bytes,
+        settings=PoolSettings(**settings),
+        ssd=SsdSettings(**ssd),
+        block_tokens=BLOCK_TOKENS,
+    )
     node.start()
-    pipe.send((node.endpoint, node.events_endpoint, node.incarnation))
+    pipe.send((node.endpoint, node.local_endpoint, node.events_endpoint, node.incarnation))
     while True:
         try:
-            pipe.recv()
+            order = pipe.recv()
         except EOFError:
             node.stop()
             return
-        pipe.send(node.stats())
+        if order in ("drain", "undrain"):
+            node.drain(enable=order == "drain")
+        pipe.send(node.status() if order == "status" else node.stats())
 
 
 def wait_for(client: PoolClient, *kinds: type, within_s: float = 10.0) -> list[ClientEvent]:
@@ -158,8 +187,8 @@ def put(
 def get(
     client: PoolClient, keys: list[BlockKey], *, wait: bool = False, source: Source | None = None, timeout_s: float = 5.0
 ) -> tuple[list[LeasedBlock], AcquireEnded]:
-    client.acquire(keys, wait=wait, source=source, timeout_s=timeout_s)
+    client.acquire(keys, wait=wait, sources=() if source is None else (source,), timeout_s=timeout_s)
     events = wait_for(client, AcquireEnded, within_s=timeout_s + 5)
     ended = events[-1]
     assert isinstance(ended, AcquireEnded)
-    return [event.block for event in events if isinstance(event, Granted)], ended
+    return [block for event in events if isinstance(event, Granted) for block in event.blocks], ended

@@ -17,7 +17,7 @@ def resident_bytes(fd: int) -> int:
 
 def test_two_mappings_see_the_same_slots_and_epochs():
     ours = Arena.create(4, 5000)
-    theirs = Arena.attach(os.getpid(), ours.fd, 4, 5000)
+    theirs = Arena.attach(ours.fd, 4, 5000)
     for i in range(4):
         ours.slot(i)[:] = bytes([i + 1]) * 5000
         ours.set_epoch(i, 2**60 + i)
@@ -46,10 +46,10 @@ def test_a_reader_cannot_write_and_nobody_gets_a_slot_that_is_not_there():
 def test_attaching_to_a_smaller_segment_or_to_nothing_is_an_error():
     arena = Arena.create(4, 4096)
     with pytest.raises(OSError, match="were announced"):
-        Arena.attach(os.getpid(), arena.fd, 5, 4096)
+        Arena.attach(arena.fd, 5, 4096)
     arena.close()
     with pytest.raises(OSError):
-        Arena.attach(os.getpid(), 10**6, 4, 4096)
+        Arena.attach(10**6, 4, 4096)
 
 
 def test_more_than_the_machine_has_is_refused_before_anybody_dies_of_it(monkeypatch: pytest.MonkeyPatch):

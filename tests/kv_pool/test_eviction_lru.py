@@ -49,7 +49,7 @@ def test_an_eviction_costs_the_same_among_many_blocks_as_among_few():
         for i in range(blocks):
             slot = slots.take()
             slots.commit(slot)
-            pool.store(Block(key(i), slot, key(i - 1) if i % 32 else None, 16, 10, 7, b"", float(i)))
+            pool.store(Block(key(i), slot, key(i - 1) if i % 32 else None, 16, 10, 7, b"", float(i), b""))
         start = time.perf_counter()
         for _ in range(blocks):
             assert pool.evict_one()

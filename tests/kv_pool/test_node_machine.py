@@ -128,9 +128,11 @@ class NodeMachine(RuleBasedStateMachine):
             case SetEpoch(slot, epoch):
                 assert epoch > twin.epochs.get(slot, 0), "an epoch came again"
                 twin.epochs[slot] = epoch
-            case Send(client, Granted(ticket, position, grants)) | SendBlock(client, Granted(ticket, position, grants)):
-                for i, grant in enumerate(grants):
-                    self.follow_grant(client, ticket, position + i, grant)
+            case Send(client, Granted() as granted) | SendBlock(client, Granted() as granted):
+                for i, grant in enumerate(granted.grants()):
+                    self.follow_grant(client, granted.ticket, granted.position + i, grant)
+                if granted.ended:
+                    self.follow(Send(client, Ended(granted.ticket, granted.position + granted.count, None)))
             case Send(client, SlotsReserved(ticket, slots)):
                 request = twin.asked.pop((client, ticket))
                 for k, slot in zip(request.keys, slots, strict=True):
@@ -202,11 +204,11 @@ class NodeMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, CHAINS - 1), length=DEPTHS, wait=st.booleans(), who=WRITERS, source=SOURCES)
     def acquire(self, number: int, length: int, wait: bool, who: str, source: Peer | None) -> None:
-        self.ask(who, Acquire(self.next_ticket(), chain(number, 0, length), wait, 1.5, source))
+        self.ask(who, Acquire(self.next_ticket(), chain(number, 0, length), wait, 1.5, () if source is None else (source,)))
 
     @rule(number=st.integers(0, 2), who=WRITERS)
     def acquire_a_tail(self, number: int, who: str) -> None:
-        self.ask(who, Acquire(self.next_ticket(), (key(9000 + number * 100),), True, 1.5, None))
+        self.ask(who, Acquire(self.next_ticket(), (key(9000 + number * 100),), True, 1.5, ()))
 
     @rule(number=st.integers(0, CHAINS - 1), length=DEPTHS, wait=st.booleans())
     def pull(self, number: int, length: int, wait: bool) -> None:
@@ -217,7 +219,7 @@ class NodeMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject, consume: bool) -> None:
         lease = data.draw(st.sampled_from(sorted(self.twin.leased)))
         client, _ = self.twin.leased.pop(lease)
-        self.ask(client, Release(lease, consume))
+        self.ask(client, Release((lease,), consume))
 
     @precondition(lambda self: self.twin.asked)
     @rule(data=st.data())
@@ -286,7 +288,8 @@ class NodeMachine(RuleBasedStateMachine):
             state.check()
             assert set(state.blocks.public_keys()) == twin.visible
             assert {s for s, r in state.writers.reservations.items() if r.client} == set(twin.reserved)
-            assert set(state.readers.leases) == set(twin.leased)
+            assert {n for c in state.clients.values() for n in c.leases} == set(twin.leased)
+            assert state.readers.leases == len(twin.leased)
             assert set(state.readers.tickets) == {t for t, r in twin.asked.items() if not isinstance(r, Reserve)}
             assert len(state.readers.fetches) == len(twin.fetches)
 

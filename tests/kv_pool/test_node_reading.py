@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kv_pool.node.messages import Abandon, Cancel, Goodbye, Keepalive, Miss, Peer, Release, Stalled
+from kv_pool.node.messages import Abandon, Cancel, Goodbye, Keepalive, Miss, Peer, Release, Stalled, Tier
 from kv_pool.node.stimuli import CancelFetch, ClientGone, FetchEnded, FetchStalled, Land, SendBlock
 from tests.kv_pool.node_scene import (
     LIMITS,
@@ -55,7 +55,7 @@ def test_a_cancelled_acquire_gets_nothing_more_and_keeps_what_it_has():
     (grant,) = grants(scene.acquire(1, 2, wait=True))
     assert scene.do("r", Cancel(scene.ticket)) == []
     assert grants(scene.put(2)) == []
-    assert set(scene.state.readers.leases) == {grant.lease}
+    assert scene.leases() == {grant.lease}
 
 
 def test_no_more_than_the_limit_wait():
@@ -72,7 +72,7 @@ def test_a_lease_is_its_holders_and_ends_once():
     scene.put(1)
     grant = scene.lease(1)
     scene.release(grant, client="w")
-    assert set(scene.state.readers.leases) == {grant.lease}
+    assert scene.leases() == {grant.lease}
     scene.release(grant)
     scene.release(grant)
     assert not scene.state.readers.leases
@@ -151,7 +151,7 @@ def test_a_pull_may_want_fewer_credits_and_all_pulls_of_a_node_share_them():
     (grant,) = grants(scene.pull(1, 2, credits_=1))
     assert grants(scene.pull(3)) != []
     scene.release(grant, client="far")
-    assert scene.state.clients["far"].blocks_on_the_way == 1
+    assert len(scene.state.clients["far"].on_the_way) == 1
 
 
 def test_a_pull_that_waits_says_so_and_takes_no_credit():
@@ -181,10 +181,10 @@ def test_two_acquires_of_one_remote_block_cause_one_fetch():
     assert fetch.keys == keys(1, 2)
     assert scene.acquire(1, 2, source=PEER, client="w") == []
     actions = scene.arrives(fetch.fetch, 1) + scene.arrives(fetch.fetch, 2)
-    assert [g.remote for g in grants(actions)] == [True] * 4
+    assert [g.tier for g in grants(actions)] == [Tier.REMOTE_DRAM] * 4
     assert [(e.available, e.miss) for e in ended(actions)] == [(2, None)] * 2
     scene.happens(FetchEnded(fetch.fetch, None))
-    assert not grants(scene.acquire(1, source=PEER))[0].remote  # it is here now
+    assert grants(scene.acquire(1, source=PEER))[0].tier is Tier.DRAM  # it is here now
 
 
 def test_a_node_is_no_source_for_itself():
@@ -317,4 +317,4 @@ def test_a_fetch_that_another_still_waits_for_goes_on():
 
 
 def test_a_release_of_an_unknown_lease_is_nothing():
-    assert Scene().do("r", Release(12345, True)) == []
+    assert Scene().do("r", Release((12345,), True)) == []

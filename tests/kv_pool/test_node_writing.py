@@ -273,7 +273,7 @@ def test_goodbye_gives_everything_back():
     scene.do("w", Goodbye())
     scene.do("r", Goodbye())
     state = scene.state
-    assert (len(state.readers.leases), len(state.readers.tickets), state.slots.free) == (0, 0, 3)
+    assert (state.readers.leases, len(state.readers.tickets), state.slots.free) == (0, 0, 3)
 
 
 def test_a_stranger_is_told_to_say_hello():

@@ -12,7 +12,7 @@ from kv_pool.events import publisher as publisher_module
 from kv_pool.events.codec import MalformedEventError, decode_batch, encode_batch
 from kv_pool.events.replay import EventsGoneError, fetch_events
 from kv_pool.events.snapshot import SnapshotError, fetch_snapshot
-from kv_pool.events.types import DRAM, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from kv_pool.events.types import DRAM, SSD, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from kv_pool.keys import BlockKey
 from kv_pool.service import PoolNode
 from kv_pool.settings import PoolSettings
@@ -53,7 +53,7 @@ def node() -> Iterator[PoolNode]:
 
 @pytest.fixture
 def client(node: PoolNode) -> Iterator[PoolClient]:
-    client = connect(node.endpoint)
+    client = connect(node.local_endpoint)
     yield client
     client.close()
 
@@ -125,7 +125,7 @@ def test_events_replay_and_snapshot_tell_the_same(node: PoolNode, client: PoolCl
 
 def test_a_snapshot_of_an_empty_node_and_a_replay_of_nothing(node: PoolNode):
     snapshot = fetch_snapshot(node.endpoint, 5.0)
-    assert (snapshot.sequence, snapshot.keys_by_medium) == (-1, {DRAM: ()})
+    assert (snapshot.sequence, snapshot.keys_by_medium) == (-1, {DRAM: (), SSD: ()})
     with pytest.raises(EventsGoneError, match="not kept"):
         fetch_events(node.endpoint, 0, 5.0)
 

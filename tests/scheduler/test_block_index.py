@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_scene import FakeNode, FakeSnapshot, keys_of
 
-from kv_pool.events.types import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from kv_pool.events.types import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored, EventBatch
 from kv_pool.keys import BlockKey
-from scheduler.block_table import MEDIA_MAX, BlockTable
+from scheduler.block_table import MASKS_MIN, MEDIA_MAX, ONE_BY_ONE_MAX, BlockTable
 from scheduler.index import WAITING_MAX, BlockIndex
 
 KEYS = keys_of("doc", 8)
@@ -26,6 +29,7 @@ def synced(*nodes: FakeNode) -> BlockIndex:
 
 def test_longest_prefix_counts_leading_keys_without_a_hole_over_all_media() -> None:
     table = BlockTable(100)
+    assert [table.open() for _ in range(3)] == [0, 1, 2]
     table.add(0, "dram", KEYS)
     table.add(1, "dram", KEYS[:2])
     table.add(1, "ssd", KEYS[2:3])
@@ -39,16 +43,110 @@ def test_longest_prefix_counts_leading_keys_without_a_hole_over_all_media() -> N
 
 def test_the_table_is_bounded_and_counts_what_it_leaves_out() -> None:
     table = BlockTable(5)
-    table.add(0, "dram", KEYS)
+    slot, other = table.open(), table.open()
+    table.add(slot, "dram", KEYS)
     assert (table.entries, table.dropped) == (5, 3)
-    assert table.longest_prefix(KEYS) == {0: 5}
-    table.discard(0, "dram", KEYS)
+    assert table.longest_prefix(KEYS) == {slot: 5}
+    table.add(other, "ssd", KEYS[:5])
+    assert (table.entries, table.dropped) == (10, 3), "what is known already costs no room"
+    table.close(other)
+    table.discard(slot, "dram", KEYS)
     assert table.entries == 0
     for medium in range(MEDIA_MAX + 3):
-        table.add(0, f"m{medium}", KEYS[:1])
-    assert table.dropped > 3
-    table.clear(0)
-    assert (table.entries, table.holders(KEYS[0]), table.count(0)) == (0, [], 0)
+        table.add(slot, f"m{medium}", KEYS[:1])
+    assert table.dropped == 8
+    table.close(slot)
+    assert (table.entries, table.holders(KEYS[0])) == (0, [])
+    assert table.open() == slot
+    assert table.count(slot) == 0
+
+
+@pytest.mark.parametrize("many", [1, 3 * ONE_BY_ONE_MAX])
+def test_what_a_node_that_is_gone_had_makes_room_for_others(many: int) -> None:
+    table = BlockTable(10)
+    gone, here = table.open(), table.open()
+    table.add(gone, "dram", keys_of("gone", 10))
+    table.add(here, "dram", keys_of("gone", 4))
+    table.close(gone)
+    assert table.longest_prefix(keys_of("gone", 10)) == {here: 4}
+    table.add(here, "dram", keys_of("new", 6)[:many])
+    table.add(here, "dram", keys_of("new", 6 + many))
+    assert (table.entries, table.dropped) == (10, many)
+    assert table.longest_prefix(keys_of("new", 6 + many)) == {here: 6}
+
+
+def test_a_match_is_counted_by_the_fastest_medium_of_each_block() -> None:
+    table = BlockTable(100)
+    a, b, c = (table.open() for _ in range(3))
+    table.add(a, "ssd", KEYS)
+    table.add(a, "dram", KEYS[2:5])
+    table.add(b, "dram", KEYS[:3])
+    table.add(b, "other", KEYS[2:4])
+    table.add(c, "ssd", KEYS[1:])
+    assert table.longest_prefix(KEYS) == {a: 8, b: 4}
+    assert table.longest_prefix_by_medium(KEYS) == {a: {"ssd": 5, "dram": 3}, b: {"dram": 3, "other": 1}}
+    assert table.longest_prefix_by_medium(KEYS[:3]) == {a: {"ssd": 2, "dram": 1}, b: {"dram": 3}}
+    assert table.longest_prefix_by_medium(()) == {}
+
+
+def test_masks_that_nothing_has_any_more_are_forgotten() -> None:
+    table = BlockTable(10_000)
+    held = keys_of("all", 12)
+    slots = [table.open() for _ in range(12)]
+    for number in range(2**12):  # every set of nodes once
+        for i, slot in enumerate(slots):
+            change = table.add if number >> i & 1 else table.discard
+            change(slot, "dram", held[:1])
+    assert len(table._masks) <= MASKS_MIN + 2
+    assert table.holders(held[0]) == [(slot, "dram") for slot in slots]
+
+
+table_steps = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "add", "discard", "close"]), st.integers(0, 3), st.sampled_from(["dram", "ssd"]),
+        st.sets(st.integers(0, 11)), st.booleans(),
+    ),
+    max_size=40,
+)  # fmt: skip
+
+
+@given(table_steps)
+def test_it_says_what_the_obvious_sets_say(steps: list[tuple[str, int, str, set[int], bool]]) -> None:
+    keys, padding = keys_of("twin", 12), keys_of("pad", ONE_BY_ONE_MAX)
+    table = BlockTable(100_000)
+    slots = [table.open() for _ in range(4)]
+    twin: dict[tuple[int, str], set[BlockKey]] = {}
+    for what, node, medium, numbers, many in steps:
+        chosen = [*(keys[i] for i in sorted(numbers, reverse=True)), *(padding if many else ())]
+        mine = twin.setdefault((node, medium), set())
+        match what:
+            case "add":
+                table.add(slots[node], medium, chosen)
+                mine.update(chosen)
+            case "discard":
+                table.discard(slots[node], medium, chosen)
+                mine.difference_update(chosen)
+            case _:
+                table.close(slots[node])
+                slots[node] = table.open()
+                twin = {place: held for place, held in twin.items() if place[0] != node}
+        assert table.entries == sum(len(held) for held in twin.values())
+        expected = {slots[node]: counts for node in range(4) if (counts := twin_counts(keys, twin, node))}
+        assert table.longest_prefix_by_medium(keys) == expected
+        assert table.longest_prefix(keys) == {slot: sum(counts.values()) for slot, counts in expected.items()}
+    for key in (*keys, padding[0]):
+        holding = [(slots[node], medium) for (node, medium), held in twin.items() if key in held]
+        assert table.holders(key) == sorted(holding)
+
+
+def twin_counts(keys: Sequence[BlockKey], twin: dict[tuple[int, str], set[BlockKey]], node: int) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for key in keys:
+        medium = next((m for m in ("dram", "ssd") if key in twin.get((node, m), ())), None)
+        if medium is None:
+            break
+        counts[medium] = counts.get(medium, 0) + 1
+    return counts
 
 
 def test_a_lost_batch_is_noticed_by_the_next_and_repaired_by_a_snapshot() -> None:
@@ -153,31 +251,59 @@ def test_what_waits_behind_a_gap_is_bounded() -> None:
     assert index.wanted == set()
 
 
-class TwinNode(FakeNode):
-    """The dumb twin: remembers its truth at every sequence."""
+@dataclass
+class TwinNode:
+    """The dumb twin: its truth in two media, and its latest batches, to be told once more."""
+
+    id: str
+    incarnation: str
+    keys: dict[str, frozenset[BlockKey]] = field(default_factory=lambda: {"dram": frozenset(), "ssd": frozenset()})
+    log: list[EventBatch] = field(default_factory=list)
+
+    @property
+    def sequence(self) -> int:
+        return len(self.log) - 1
 
     def random_batch(self, random: random.Random) -> EventBatch:
-        some = [key for key in KEYS if random.random() < 0.4]
-        match random.randrange(5):
+        events = tuple(self._random_event(random) for _ in range(random.randrange(1, 3)))
+        self.log.append(EventBatch(len(self.log), self.id, self.incarnation, 0.0, events))
+        return self.log[-1]
+
+    def replay(self, random: random.Random) -> list[EventBatch]:
+        """A range of what was told, as a node answers who asks for it."""
+        first = random.randrange(len(self.log) + 1)
+        return self.log[first : random.randrange(first, len(self.log) + 1)]
+
+    def snapshot(self) -> FakeSnapshot:
+        return FakeSnapshot(self.id, self.incarnation, self.sequence, dict(self.keys))
+
+    def holds(self, key: BlockKey) -> list[str]:
+        return [medium for medium, keys in self.keys.items() if key in keys]
+
+    def by_medium(self) -> dict[str, int]:
+        return twin_counts(KEYS, {(0, medium): set(keys) for medium, keys in self.keys.items()}, 0)
+
+    def _random_event(self, random: random.Random) -> BlockEvent:
+        some = tuple(key for key in KEYS if random.random() < 0.4)
+        medium = random.choice(["dram", "ssd"])
+        match random.randrange(8):
             case 0:
-                self.keys = frozenset()
-                self.sequence += 1
-                return EventBatch(self.sequence, self.id, self.incarnation, 0.0, (AllBlocksCleared(),))
-            case 1 | 2:
-                return self.removed(some)
+                self.keys = {"dram": frozenset(), "ssd": frozenset()}
+                return AllBlocksCleared()
+            case 1 | 2 | 3:
+                self.keys[medium] -= set(some)
+                return BlockRemoved(some, medium)
             case _:
-                return self.stored(some)
-
-
-def twin_prefix(keys: frozenset[BlockKey]) -> int:
-    return next((i for i, key in enumerate(KEYS) if key not in keys), len(KEYS))
+                self.keys[medium] |= set(some)
+                return BlockStored(some, None, 64, medium)
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 60))
 def test_converges_whatever_is_lost_late_or_repeated(random: random.Random, steps: int) -> None:
-    """Nodes change and restart; batches and snapshots are dropped, doubled, shuffled. Once the nodes have told their sequence
-    twice and the snapshots wanted then have come, the index is what the nodes have."""
+    """Nodes change on two media and restart; batches, replayed ranges and snapshots are dropped, doubled, shuffled, and those of
+    dead incarnations come late. Once the nodes have told their sequence twice and the snapshots wanted then have come, the index
+    is what the nodes have."""
     nodes = {f"n{i}": TwinNode(f"n{i}", "0") for i in range(3)}
     index = BlockIndex()
     flying: list[EventBatch | FakeSnapshot] = []
@@ -193,6 +319,11 @@ def test_converges_whatever_is_lost_late_or_repeated(random: random.Random, step
                 index.node_told(node.id, node.sequence)
             case 2 | 3:
                 flying += [nodes[wanted].snapshot() for wanted in index.wanted]
+            case 4:
+                flying += node.replay(random)
+            case 5 if random.random() < 0.2:
+                index.node_gone(node.id)
+                index.node_up(node.id, node.incarnation)
             case _:
                 flying.append(node.random_batch(random))
         random.shuffle(flying)
@@ -206,9 +337,11 @@ def test_converges_whatever_is_lost_late_or_repeated(random: random.Random, step
     for wanted in list(index.wanted):
         index.load(nodes[wanted].snapshot())
     assert index.wanted == set()
-    assert index.longest_prefix(KEYS) == {n.id: twin_prefix(n.keys) for n in nodes.values() if twin_prefix(n.keys)}
-    assert index.entries == sum(len(node.keys) for node in nodes.values())
-    assert all(index.holders(key) == [(n.id, "dram") for n in nodes.values() if key in n.keys] for key in KEYS)
+    assert index.longest_prefix_by_medium(KEYS) == {n.id: n.by_medium() for n in nodes.values() if n.by_medium()}
+    assert index.longest_prefix(KEYS) == {n.id: sum(n.by_medium().values()) for n in nodes.values() if n.by_medium()}
+    assert index.entries == sum(len(keys) for node in nodes.values() for keys in node.keys.values())
+    assert all(index.holders(key) == [(n.id, medium) for n in nodes.values() for medium in n.holds(key)] for key in KEYS)
+    assert [index.blocks(n.id) for n in nodes.values()] == [sum(map(len, n.keys.values())) for n in nodes.values()]
 
 
 def test_removal_of_what_was_never_there_changes_nothing() -> None:

@@ -58,7 +58,7 @@ def node_payload(node: PoolNode) -> dict[str, Any]:
 
 def store(node: PoolNode, keys: tuple[BlockKey, ...]) -> None:
     """Put blocks as a worker would."""
-    client = PoolClient(node.endpoint, client_id="worker", block_bytes=SLOT_BYTES)
+    client = PoolClient(node.local_endpoint, client_id="worker", block_bytes=SLOT_BYTES)
     client.connect(5.0)
     try:
         ticket = client.reserve(keys, timeout_s=5.0)
@@ -67,9 +67,9 @@ def store(node: PoolNode, keys: tuple[BlockKey, ...]) -> None:
         for slot, parent in zip(reserved.slots, (None, *keys), strict=False):
             assert slot is not None
             client.commit(slot, tokens=64, parent=parent)
-        client.acquire(keys[-1:], wait=False, source=None, timeout_s=5.0)
+        client.acquire(keys[-1:], wait=False, timeout_s=5.0)
         granted = until(lambda: next((e for e in client.poll(0.05) if isinstance(e, Granted)), None), "the last block")
-        client.release(granted.block.lease)
+        client.release(granted.blocks[0].lease)
     finally:
         client.close()
 

@@ -4,11 +4,11 @@ It answers the questions of ``peers/mooncake_store.py`` about the same pieces: `
 the other into blocks of the node and back. ``{"do": "open", "block": b, "blocks": n}`` comes first: a node process with room for
 two series of ``n`` blocks, all of its memory written once.
 
-``{"do": "put", "batch": k}``, ``{"do": "get", "batch": k, "checked": bool}`` -> ``{"seconds": s}``: ``n`` blocks, ``k`` a call. A
-put ends when the node has taken the last commit. ``checked``: the blocks' checksums are verified within; what is in the buffers
-then is compared with what was put after the clock has stopped.
-``{"do": "memcpy"}`` -> ``{"in": s, "out": s, "checksum": s}``: the same pieces by plain memcpy into shared memory of the same
-size and back, and their checksum right after each was copied, as a put does it.
+``{"do": "put" or "get", "batch": k, "checked": bool}`` -> ``{"seconds": s}``: ``n`` blocks, ``k`` a call. A put ends when the node
+has taken the last commit. ``checked``: checksums are made and verified within; if not, a put knows them already. What is in the
+buffers after a get is compared with what was put after the clock has stopped.
+``{"do": "memcpy"}`` -> ``{"in": s, "out": s, "digest": s}``: the same pieces by plain memcpy into shared memory of the same size
+and back, and once more into it with their checksums made on the way, as a put does it.
 ``{"do": "acquire", "chain": n, "times": k}`` -> ``{"microseconds": [...]}``: acquires of ``n`` blocks that are there, no copy.
 """
 
@@ -23,6 +23,7 @@ import xxhash
 from benchmarks.peers.lines import answers_to_own_stdout, serve
 from benchmarks.pool_speed import Worker, keys_of, node_process
 from kv_pool.arena import Arena
+from kv_pool.client import copy_and_digest
 
 RING: Final = 16
 SPARE: Final = 8
@@ -44,8 +45,8 @@ class Child:
             case {"do": "open", "block": block, "blocks": blocks}:
                 self._open(block, blocks)
                 return {}
-            case {"do": "put", "batch": batch}:
-                return {"seconds": self._put(batch)}
+            case {"do": "put", "batch": batch, "checked": checked}:
+                return {"seconds": self._put(batch, checked)}
             case {"do": "get", "batch": batch, "checked": checked}:
                 return {"seconds": self._get(batch, checked)}
             case {"do": "memcpy"}:
@@ -72,15 +73,16 @@ class Child:
         for slot in range(slots):
             self._plain.slot(slot)[:] = self._pieces[0]
         for _ in range(3):  # the whole arena
-            self._put(RING)
+            self._put(RING, checked=True)
 
-    def _put(self, batch: int) -> float:
+    def _put(self, batch: int, checked: bool) -> float:
         self._series += 1
         self._fill()
         calls = self._calls(batch)
+        digests = [None if checked else [xxhash.xxh3_64_intdigest(piece) for piece in pieces] for _, pieces in calls]
         started = time.perf_counter()
-        for keys, pieces in calls:
-            self._worker.put(keys, pieces)
+        for (keys, pieces), known in zip(calls, digests, strict=True):
+            self._worker.put(keys, pieces, known)
         self._worker.get(calls[-1][0][-1:], None)  # it has taken all commits
         return time.perf_counter() - started
 
@@ -109,13 +111,9 @@ class Child:
         for slot, piece in pairs:
             piece[:] = slot
         ended = time.perf_counter()
-        checksum = 0.0
         for slot, piece in pairs:
-            slot[:] = piece
-            copied = time.perf_counter()
-            xxhash.xxh3_64_intdigest(slot)
-            checksum += time.perf_counter() - copied
-        return {"in": between - started, "out": ended - between, "checksum": checksum}
+            copy_and_digest(piece, slot)
+        return {"in": between - started, "out": ended - between, "digest": time.perf_counter() - ended}
 
     def _acquire(self, chain: int, times: int) -> list[float]:
         keys = keys_of(self._series, self._blocks)[:chain]

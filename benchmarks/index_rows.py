@@ -10,7 +10,7 @@ from benchmarks.figures import Row, at_most
 from benchmarks.harness import registry
 from benchmarks.line_process import LineProcess
 from benchmarks.pool_pieces import ROUNDS
-from benchmarks.pool_rows import rank, rounds_of
+from benchmarks.rounds import rank, rounds_of
 
 ENTRIES: Final = 1_000_000
 NODES: Final = 8

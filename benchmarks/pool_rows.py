@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from benchmarks import mooncake_rates as mooncake
-from benchmarks.figures import Row, Samples, Target, at_least, at_most
+from benchmarks.figures import Row, Target, at_least, at_most
 from benchmarks.harness import Fixture, registry
 from benchmarks.line_process import LineProcess
 from benchmarks.pool_pieces import BATCH, MIB, ROUNDS, SIZES_MIB, blocks_of, gigabytes_per_s
+from benchmarks.rounds import Round, rank, rounds_of
 
 START_S: Final = 30.0
 OPEN_S: Final = 120.0
@@ -37,15 +38,6 @@ worker: Final = Fixture(
     "pool worker",
     lambda: LineProcess("the pool worker", [sys.executable, "-m", "benchmarks.pool_child"], start_timeout_s=START_S),
 )
-
-Round = dict[str, float]
-
-
-def rounds_of(count: int, measure: Callable[[], Round]) -> dict[str, Samples]:
-    """``count`` rounds after one that warms up, by name."""
-    measure()
-    rounds = [measure() for _ in range(count)]
-    return {name: Samples(tuple(figures[name] for figures in rounds)) for name in rounds[0]}
 
 
 def our_round(child: LineProcess, size_mib: int, batch: int) -> Round:
@@ -124,10 +116,6 @@ def beside_checking_mooncake(size_mib: int) -> Callable[[LineProcess, LineProces
 
 def _mooncake(peer: LineProcess, verb: str, size_mib: int, batch: int) -> float:
     return gigabytes_per_s(size_mib, mooncake.seconds(peer, verb, size_mib * MIB, blocks_of(size_mib), batch))
-
-
-def rank(values: list[float], share: float) -> float:
-    return sorted(values)[int(share * len(values))]
 
 
 ACQUIRE_TARGETS: Final[dict[tuple[int, str], Target | None]] = {

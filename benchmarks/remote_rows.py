@@ -11,8 +11,8 @@ from benchmarks.figures import Row, at_least
 from benchmarks.harness import registry
 from benchmarks.line_process import LineProcess
 from benchmarks.pool_pieces import BATCH, MIB, ROUNDS, SIZES_MIB, blocks_of, gigabytes_per_s
-from benchmarks.pool_rows import Round, rounds_of
 from benchmarks.remote_speed import BLOCKS, pool_rate, raw_rate
+from benchmarks.rounds import Round, rounds_of
 
 OF_RAW: Final = 0.6
 OF_MOONCAKE: Final = 1.5

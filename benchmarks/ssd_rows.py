@@ -20,7 +20,7 @@ from benchmarks.harness import Fixture, SkipBenchmark, registry
 from benchmarks.line_process import REPOSITORY, LineProcess
 from benchmarks.peers import fio
 from benchmarks.pool_pieces import MIB, ROUNDS, SIZES_MIB
-from benchmarks.pool_rows import Round, rounds_of
+from benchmarks.rounds import Round, rounds_of
 
 VARIABLE: Final = "MOONPOOL_BENCH_DISK"
 NEEDED_BYTES: Final = 8 << 30

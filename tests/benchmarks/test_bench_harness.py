@@ -271,7 +271,7 @@ TOPICS = re.compile(r"(ttft|overhead|handoff|prefill|decode|idle|ready|route|poo
 
 
 def test_the_projects_rows_begin_with_their_topic_and_benchmarks_of_a_fixture_are_neighbours():
-    from benchmarks import (  # noqa: F401  # noqa: F401
+    from benchmarks import (  # noqa: F401
         cluster_latency,
         engine_rates,
         idle_and_ready,

@@ -4,9 +4,9 @@ It answers the questions of ``peers/mooncake_store.py`` about the same pieces: `
 the other into blocks of the node and back. ``{"do": "open", "block": b, "blocks": n}`` comes first: a node process with room for
 two series of ``n`` blocks, all of its memory written once.
 
-``{"do": "put" or "get", "batch": k, "checked": bool}`` -> ``{"seconds": s}``: ``n`` blocks, ``k`` a call. A put ends when the node
-has taken the last commit. ``checked``: checksums are made and verified within; if not, a put knows them already. What is in the
-buffers after a get is compared with what was put after the clock has stopped.
+``{"do": "put" or "get", "batch": k, "checked": bool}`` -> ``{"seconds": s}``: ``n`` blocks, ``k`` a call. A put ends when the
+node has taken the last commit. ``checked``: checksums are made and verified within; if not, a put knows them already. What is in
+the buffers after a get is compared with what was put after the clock has stopped.
 ``{"do": "memcpy"}`` -> ``{"in": s, "out": s, "digest": s}``: the same pieces by plain memcpy into shared memory of the same size
 and back, and once more into it with their checksums made on the way, as a put does it.
 ``{"do": "acquire", "chain": n, "times": k}`` -> ``{"microseconds": [...]}``: acquires of ``n`` blocks that are there, no copy.

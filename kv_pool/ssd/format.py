@@ -39,6 +39,7 @@ TRAILER_MAGIC: Final = b"MOONEND1"
 BUDGET_MAGIC: Final = b"MOONBUD1"
 
 _HEAD = struct.Struct("<8sH16sIQ")
+_PLACE = struct.Struct("<8sH16sIQI")
 _SEGMENT = struct.Struct("<8sH16sIQBIQ")
 _RECORD = struct.Struct("<8sH16sIQI16s16sBIQQBQQH")
 _ENTRY = struct.Struct("<16s16sBIQIQ")
@@ -182,6 +183,16 @@ def decode_record_header(page: Buffer, *, store: bytes, segment: int, generation
     )
 
 
+def was_record_header(page: Buffer, *, store: bytes, segment: int, generation: int, at: int) -> bool:
+    """Whether a page that is not sound is a record header of there with some damage. For telling people; nothing of it is used."""
+    return _was(page, _PLACE.pack(RECORD_MAGIC, VERSION, store, segment, generation, at))
+
+
+def was_trailer(page: Buffer, *, store: bytes, segment: int, generation: int) -> bool:
+    """Whether a page that is not sound is the trailer of that generation with some damage."""
+    return _was(page, _HEAD.pack(TRAILER_MAGIC, VERSION, store, segment, generation))
+
+
 # --- footer and trailer -----------------------------------------------------------------------------------------------------
 
 
@@ -320,6 +331,11 @@ def _flags(parent: BlockKey | None, first: bool) -> int:
 def _page(content: bytes) -> bytes:
     body = content + bytes(PAGE - _CHECKSUM.size - len(content))
     return body + _CHECKSUM.pack(checksum(body))
+
+
+def _was(page: Buffer, head: bytes) -> bool:
+    """It begins like that, or is sound once it does."""
+    return len(page) == PAGE and (page[: len(head)] == head or _sound(head + bytes(page[len(head) :])))
 
 
 def _sound(page: Buffer) -> bool:

@@ -15,58 +15,63 @@ def key_of(number: int) -> BlockKey:
 
 def entry_of(write: WriteRecord) -> FooterEntry:
     record = write.record
-    return FooterEntry(
-        record.key, record.parent, record.first, write.place.page, record.length, record.tokens, record.expires_at
-    )
+    return FooterEntry(record.key, record.parent, record.first, write.place.page, record.length, record.tokens, record.expires_at)
 
 
 @dataclass
 class MediumSegment:
-    generation: int
-    retention: int
-    entries: list[FooterEntry] = field(default_factory=list)
-    used: int = 1
-    sealed: bool = False
-    torn: bool = False
-    """Something is missing in the middle: a scan ends there."""
+    """What lies in a segment file; every part remembers the generation that wrote it."""
+
+    generation: int = 0
+    retention: int = 0
+    pages: dict[int, tuple[int, FooterEntry]] = field(default_factory=dict)
+    trailer: tuple[int, tuple[FooterEntry, ...]] = (0, ())
+    next_page: int = 1
+    """Where the next batch must begin."""
 
 
 class Medium:
-    """What a restart would find."""
+    """What a restart would find. Batches arrive in any order, and in part."""
 
     def __init__(self) -> None:
         self.segments: dict[int, MediumSegment] = {}
 
+    def sent(self, batch: WriteBatch) -> None:
+        """Records lie one behind the other, behind the batch before, and in front of the footer."""
+        segment = self.segments.setdefault(batch.segment, MediumSegment())
+        if batch.opens:
+            segment.next_page = 1
+        for write in batch.records:
+            assert write.place.page == segment.next_page
+            assert (write.place.segment, write.place.generation) == (batch.segment, batch.generation)
+            segment.next_page += record_pages(write.record.length)
+        if batch.footer is not None:
+            assert batch.footer.page == segment.next_page
+            segment.next_page = 1 << 30
+
     def apply(self, batch: WriteBatch, records: int, *, header: bool = True, whole: bool = True) -> None:
         """The first ``records`` of the batch got there, and its footer if it is ``whole``."""
-        if batch.opens:
-            if not header:
-                return
-            self.segments[batch.segment] = MediumSegment(batch.generation, batch.retention)
-        segment = self.segments.get(batch.segment)
-        if segment is None or segment.generation != batch.generation:
-            return
-        assert not segment.sealed, "nothing is written behind a footer"
-        if not segment.torn:
-            for write in batch.records[:records]:
-                assert write.place.page == segment.used, "records lie one behind the other"
-                assert (write.place.segment, write.place.generation) == (batch.segment, batch.generation)
-                segment.entries.append(entry_of(write))
-                segment.used += record_pages(write.record.length)
-        segment.torn = segment.torn or records < len(batch.records)
+        segment = self.segments[batch.segment]
+        if batch.opens and header:
+            segment.generation, segment.retention = batch.generation, batch.retention
+        for write in batch.records[:records]:
+            segment.pages[write.place.page] = (batch.generation, entry_of(write))
         if batch.footer is not None and whole:
-            segment.sealed = True
-            segment.entries = list(batch.footer.entries)
+            segment.trailer = (batch.generation, batch.footer.entries)
 
     def recovered(self) -> list[RecoveredSegment]:
         found: list[RecoveredSegment] = []
         for number, segment in self.segments.items():
-            segment.torn = False
-            found.append(
-                RecoveredSegment(
-                    number, segment.generation, segment.retention, segment.sealed, segment.used, tuple(segment.entries)
-                )
-            )
+            if not segment.generation:
+                continue
+            sealed = segment.trailer[0] == segment.generation
+            entries = list(segment.trailer[1]) if sealed else []
+            page = 1
+            while not sealed and page in segment.pages and segment.pages[page][0] == segment.generation:
+                entries.append(segment.pages[page][1])
+                page += record_pages(entries[-1].length)
+            segment.next_page = 1 << 30 if sealed else page
+            found.append(RecoveredSegment(number, segment.generation, segment.retention, sealed, page, tuple(entries)))
         return found
 
 
@@ -209,9 +214,7 @@ class Twin:
                         failed.append(writing.key)
                         continue
                     assert writing.place is not None
-                    self.stored[writing.key] = OnMedium(
-                        writing.candidate.parent, writing.first, writing.expires, writing.place
-                    )
+                    self.stored[writing.key] = OnMedium(writing.candidate.parent, writing.first, writing.expires, writing.place)
                     stored.add(writing.key)
                 self.flights.pop(0)
                 continue

@@ -112,6 +112,7 @@ class SsdLogMachine(RuleBasedStateMachine):
             assert batch.generation == self.generations[batch.segment]
             assert batch.opens or batch.records or batch.footer
             self.twin.sent(batch)
+            self.medium.sent(batch)
 
     @precondition(lambda self: any(flight.answer is None for flight in self.twin.flights))
     @rule(which=st.integers(0, BATCHES_MAX), fails=st.sampled_from([False] * 6 + [True]), part=st.integers(0, 3))
@@ -281,4 +282,4 @@ class SsdLogMachine(RuleBasedStateMachine):
 
 
 TestSsdLogMachine = SsdLogMachine.TestCase
-TestSsdLogMachine.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestSsdLogMachine.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

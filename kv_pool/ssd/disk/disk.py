@@ -230,9 +230,10 @@ class SsdDisk:
     # --- what came back -----------------------------------------------------------------------------------------------------
 
     def _put(self, store: Store, outcome: Outcome) -> None:
-        """On the threads."""
+        """On the threads; after :meth:`stop` nobody is woken any more, for the owner may be gone."""
         self._outcomes.append((store, outcome))
-        self._wake()
+        if self._health.phase is not Phase.STOPPED:
+            self._wake()
 
     def _settle_all(self) -> None:
         while self._outcomes:

@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from kv_pool.ssd.disk.directory import TEMPORARY, Directory, segment_name
+from kv_pool.ssd.disk.directory import FORMAT_FILE, TEMPORARY, Directory, segment_name
 from kv_pool.ssd.disk.filesystem import Buffer, FileSystem
 from kv_pool.ssd.records import PAGE
 
@@ -180,6 +180,22 @@ def direct_works(directory: Directory, buffer: memoryview) -> bool:
     if not direct:
         _probe(directory, buffer, 0)
     return direct
+
+
+def direct_reads_work(directory: Directory, buffer: memoryview) -> bool:
+    """The same without writing anything. Raises OSError."""
+    filesystem = directory.filesystem
+    try:
+        fd = filesystem.open(FORMAT_FILE, os.O_RDONLY | os.O_DIRECT, directory.fd)
+        try:
+            filesystem.preadv(fd, [buffer[:PAGE]], 0)
+        finally:
+            filesystem.close(fd)
+    except OSError as error:
+        if error.errno in _NO_DIRECT:
+            return False
+        raise
+    return True
 
 
 def _probe(directory: Directory, buffer: memoryview, flags: int) -> bool:

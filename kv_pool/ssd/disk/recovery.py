@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import xxhash
 
 from kv_pool.ssd.disk.files import SCRATCH_PAGES, ScratchPool, SegmentFile, SegmentFiles
 from kv_pool.ssd.format import (
@@ -35,7 +36,7 @@ from kv_pool.ssd.records import PAGE, FooterEntry, Record, RecoveredSegment, rec
 _MAGIC: Final = np.frombuffer(RECORD_MAGIC, dtype="<u8")[0]
 WINDOW_PAGES_SMALL: Final = 1
 """Read at a time while records are large: only their headers are wanted."""
-LARGE_RECORD_PAGES: Final = 64
+LARGE_RECORD_PAGES: Final = 32
 """From here on, skipping a payload is cheaper than reading it."""
 
 
@@ -83,6 +84,7 @@ class SegmentReader:
         self._store = store
         self._segment = segment
         self._segment_pages = segment_pages
+        self.scanned_to = 1
 
     @property
     def pages(self) -> int:
@@ -125,9 +127,11 @@ class SegmentReader:
         return newest
 
     def records(self, generation: int) -> Iterator[Found]:
-        """Every sound header of that generation whose payload is in the file, in order of pages. Raises OSError."""
+        """Every sound header of that generation whose payload is in the file, in order of pages. ``scanned_to`` is then where the
+        last record ended and no other followed. Raises OSError."""
         page, ahead, gap_from = 1, WINDOW_PAGES_SMALL, 1
         while page < self.pages:
+            self.scanned_to = gap_from
             record = self._record_at(page, generation, ahead)
             if record is None:
                 earlier = self._generation_at(page)
@@ -141,6 +145,20 @@ class SegmentReader:
             yield Found(page, record, page - gap_from)
             ahead = SCRATCH_PAGES if pages < LARGE_RECORD_PAGES else WINDOW_PAGES_SMALL
             page = gap_from = page + pages
+        self.scanned_to = gap_from
+
+    def page(self, page: int) -> memoryview:
+        """Valid until the next call of anything here. Raises OSError."""
+        return self._window.page(page)
+
+    def payload_is_sound(self, found: Found) -> bool:
+        """Reads all of it. Raises OSError."""
+        digest, page, left = xxhash.xxh3_64(), found.page + 1, found.record.length
+        while left:
+            run = self._window.run(page, SCRATCH_PAGES)[:left]
+            digest.update(run)
+            page, left = page + len(run) // PAGE, left - len(run)
+        return digest.intdigest() == found.record.checksum
 
     def _record_at(self, page: int, generation: int, ahead: int) -> Record | None:
         content = self._window.page(page, ahead)

@@ -74,8 +74,8 @@ class Workers:
             waiting = [*self._reads, *self._writes]
             self._reads.clear()
             self._writes.clear()
-        self.end(last)
-        return waiting
+            self.end(last)
+            return waiting
 
     def beat(self) -> None:
         """The running job made progress: it does not hang yet."""

@@ -84,8 +84,8 @@ def drain(
 ) -> None:
     """Empty a node, so that its process can be stopped without a loss.
 
-    The node takes no more blocks, lets its readers finish and writes what is worth it to its SSD; the scheduler stops planning with it
-    and with the workers beside it. It stays like this until --undo or a restart, whether or not this command waits.
+    The node takes no more blocks, lets its readers finish and writes what is worth it to its SSD; the scheduler stops planning
+    with it and with the workers beside it. It stays like this until --undo or a restart, whether or not this command waits.
 
     The exit status is 0 once the node is empty, 1 if it is not in time, 2 if it could not be told.
     """
@@ -115,8 +115,8 @@ def verify(
 ) -> None:
     """Check every record in an SSD directory, byte for byte, while no node has it open. Changes nothing.
 
-    Prints each bad record as it is found. The exit status is 1 if there is any, 2 if the directory cannot be checked: it is in use,
-    not there, or not an SSD tier's.
+    Prints each bad record as it is found. The exit status is 1 if there is any, 2 if the directory cannot be checked: it is in
+    use, not there, or not an SSD tier's.
     """
     from kv_pool.ssd.disk.directory import DirectoryInUseError
     from kv_pool.ssd.records import SsdFormatError

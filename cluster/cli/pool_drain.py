@@ -12,29 +12,37 @@ POLL_S: Final = 0.5
 
 
 def wait_empty(
-    node: dict[str, Any], ask: Callable[[], dict[str, Any]], *, timeout_s: float, say: Callable[[str], object],
-    clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] = time.sleep,
+    node: dict[str, Any],
+    ask: Callable[[], dict[str, Any]],
+    *,
+    timeout_s: float,
+    say: Callable[[str], object],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> bool:
     """True once the node is empty and the scheduler plans without it. ``node`` is the answer to the order, ``ask`` gets it anew;
-    each change is said. False when the time is over, or when the node has restarted and is in use again.
+    each change is said. False when the time is over, or when the node is in use again.
 
     A node or gateway that does not answer for a while is waited for: the drain goes on without us.
     """
     deadline = clock() + timeout_s
     incarnation = (node["status"] or {}).get("incarnation")
-    said = ""
+    said, begun = "", False
     while True:
-        text, done = _state_of(node)
+        status = node["status"]
+        if status is not None and status.get("incarnation") != incarnation:
+            say(f"{node['id']} has restarted, so it is in use again")
+            return False
+        draining = status is not None and bool(status.get("draining"))
+        if status is not None and begun and not draining:
+            say(f"{node['id']} was taken into use again by somebody else")
+            return False
+        begun = begun or draining  # the order is carried out a moment after it was taken
+        text, empty = _state_of(node)
         if text != said:
             say(text)
             said = text
-        status = node["status"]
-        if status is not None and (status.get("incarnation") != incarnation or not status.get("draining")):
-            # The order is carried out a moment after it was taken.
-            if status.get("incarnation") != incarnation:
-                say(f"{node['id']} has restarted, so it is in use again")
-                return False
-        elif done:
+        if draining and empty:
             return True
         left_s = deadline - clock()
         if left_s <= 0:

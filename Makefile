@@ -1,6 +1,7 @@
 # Each target sets itself up: a virtual environment in .venv with what constraints.txt pins.
 #   make demo     the whole thing at work (downloads the default model on first use)
-#   make test     all tests
+#   make test     all tests but the slow ones
+#   make test-slow  the slow ones (about half an hour)
 #   make check    format, lint, types, floors
 #   make bench    [ONLY=regex] [JSON=file]
 SHELL := /bin/bash
@@ -16,7 +17,7 @@ SOURCES := cluster prefill_worker decode_worker kv_pool scheduler engine tests b
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test check format docs bench constraints clean
+.PHONY: help setup demo test test-slow check format docs bench constraints clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -34,6 +35,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow --timeout 1800
 
 check: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)

@@ -1,21 +1,18 @@
-"""How fast the pool is, beside what the machine can do at best, measured in the same run. Each function returns plain figures."""
+"""A node in a process of its own, and a worker beside it with verbs that wait: what the benchmarks of the pool are made of."""
 
 from __future__ import annotations
 
 import multiprocessing
-import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import xxhash
-
-from kv_pool.client import AcquireEnded, ClientEvent, Granted, PoolClient, Reserved
+from kv_pool.client import AcquireEnded, ClientEvent, Granted, LeasedBlock, NodeLost, PoolClient, Reserved, copy_and_digest
 from kv_pool.keys import BlockKey
 from kv_pool.service import PoolNode
-from kv_pool.settings import PoolSettings
+from kv_pool.settings import PoolSettings, SsdSettings
 
 MIB = 2**20
 BLOCK_BYTES = 3 * MIB
@@ -23,35 +20,44 @@ BLOCK_BYTES = 3 * MIB
 SLOTS = 96
 CONNECT_S = 10.0
 WAIT_S = 20.0
+IDLE_S = 600.0
+"""Long: a worker that waits for its turn beside a peer sends no keepalive."""
 
 
 @dataclass(frozen=True)
 class Source:
+    """A node: ``endpoint`` is for other nodes, ``local_endpoint`` for workers of its machine."""
+
     node_id: str
     endpoint: str
+    local_endpoint: str
 
 
 @contextmanager
-def node_process(node_id: str, block_bytes: int = BLOCK_BYTES, slots: int = SLOTS) -> Iterator[Source]:
+def node_process(
+    node_id: str, block_bytes: int = BLOCK_BYTES, slots: int = SLOTS, ssd: SsdSettings | None = None
+) -> Iterator[Source]:
     """A pool node in a process of its own."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, node_id, block_bytes, slots), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, node_id, block_bytes, slots, ssd), daemon=True)
     process.start()
+    theirs.close()
     try:
         if not ours.poll(WAIT_S):
             raise RuntimeError("the pool node did not start")
-        yield Source(node_id, ours.recv())
+        yield Source(node_id, *ours.recv())
     finally:
         ours.close()
         process.join(WAIT_S)
         process.kill()
 
 
-def _serve(pipe: Any, node_id: str, block_bytes: int, slots: int) -> None:
-    node = PoolNode(node_id=node_id, slot_bytes=block_bytes, settings=PoolSettings(dram=str(block_bytes * slots)))
+def _serve(pipe: Any, node_id: str, block_bytes: int, slots: int, ssd: SsdSettings | None) -> None:
+    settings = PoolSettings(dram=str(block_bytes * slots), client_dead_s=IDLE_S, lease_s=IDLE_S)
+    node = PoolNode(node_id=node_id, slot_bytes=block_bytes, settings=settings, ssd=ssd)
     node.start()
-    pipe.send(node.endpoint)
+    pipe.send((node.endpoint, node.local_endpoint))
     try:
         pipe.recv()
     except EOFError:
@@ -59,42 +65,110 @@ def _serve(pipe: Any, node_id: str, block_bytes: int, slots: int) -> None:
 
 
 class Worker:
-    """A client with blocking verbs."""
+    """A client with blocking verbs. All that the benchmarks know of the client's interface is in here."""
 
     def __init__(self, source: Source, block_bytes: int = BLOCK_BYTES) -> None:
-        self.client = PoolClient(source.endpoint, client_id="bench", block_bytes=block_bytes)
+        self.client = PoolClient(source.local_endpoint, client_id="bench", block_bytes=block_bytes)
         self.client.connect(CONNECT_S)
         self.block_bytes = block_bytes
+
+    def close(self) -> None:
+        self.client.close()
+
+    def keepalive(self) -> None:
+        self.client.keepalive()
+
+    def wait_until_prefaulted(self, timeout_s: float) -> None:
+        """All pages of the arena are mapped here, so that no first touch is measured. (The node maps its own.)"""
+        deadline = time.monotonic() + timeout_s
+        while self.client._arena is not None and self.client._arena.prefaulting:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the arena was not mapped in {timeout_s:g} s")
+            time.sleep(0.05)
+            self.keepalive()
 
     def wait(self, kind: type, count: int = 1) -> list[Any]:
         found: list[ClientEvent] = []
         deadline = time.monotonic() + WAIT_S
         while sum(isinstance(event, kind) for event in found) < count:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no {kind.__name__} in {WAIT_S} s: {found}")
+                raise RuntimeError(f"no {kind.__name__} in {WAIT_S:g} s, but {[type(event).__name__ for event in found[:8]]}")
             found += self.client.poll(0.5)
+            if found and isinstance(found[-1], NodeLost):
+                raise RuntimeError(f"the node is lost: {found[-1].reason}")
         return found
 
-    def put(self, keys: list[BlockKey], data: memoryview) -> None:
-        self.client.reserve(keys, timeout_s=WAIT_S)
+    def put(
+        self,
+        keys: list[BlockKey],
+        data: memoryview | Sequence[memoryview],
+        checksums: Sequence[int] | None = None,
+        retention: str = "",
+    ) -> None:
+        """Store ``data`` (one piece per key, or the same for all) as a chain of its own. Its checksum is made while it is copied;
+        with ``checksums`` they are taken as known, and it is only copied."""
+        self.client.reserve(keys, timeout_s=WAIT_S, retention=retention)
+        answer = self.wait(Reserved)[-1]
         parent = None
-        for slot in self.wait(Reserved)[-1].slots:
-            slot.buffer[: self.block_bytes] = data
-            self.client.commit(slot, tokens=64, parent=parent)
+        for i, slot in enumerate(answer.slots):
+            piece = data if isinstance(data, memoryview) else data[i]
+            if checksums is None:
+                checksum = copy_and_digest(piece, slot.buffer)
+            else:
+                slot.buffer[: self.block_bytes] = piece
+                checksum = checksums[i]
+            self.client.commit(slot, tokens=64, parent=parent, checksum=checksum)
             parent = slot.key
 
-    def get(self, keys: list[BlockKey], target: memoryview | None, source: Source | None = None) -> None:
-        """Acquire, copy out, check, release."""
-        self.client.acquire(keys, wait=False, source=source, timeout_s=WAIT_S)
+    def get(
+        self,
+        keys: list[BlockKey],
+        target: memoryview | Sequence[memoryview] | None,
+        source: Source | None = None,
+        *,
+        checked: bool = True,
+    ) -> None:
+        """Acquire, copy out, check (``checked``: the bytes' checksum; else only that the lease held meanwhile), release. Raises
+        RuntimeError where not all of it can be had."""
+        self._acquire(keys, source)
+        leases: list[int] = []
         for event in self.wait(AcquireEnded):
             if isinstance(event, Granted):
-                if target is not None:
-                    target[:] = event.block.buffer
-                    if not event.block.verify():
-                        raise RuntimeError("a block is not what was stored")
-                self.client.release(event.block.lease)
-            elif isinstance(event, AcquireEnded) and event.available != len(keys):
-                raise RuntimeError(f"only {event.available} of {len(keys)}: {event.miss}")
+                for position, block in enumerate(event.blocks, event.position):
+                    leases.append(block.lease)
+                    if target is not None:
+                        _copy(block, target if isinstance(target, memoryview) else target[position], checked=checked)
+            else:
+                _require_all(event, keys)
+        self.client.release(leases)
+
+    def acquire_seconds(self, keys: list[BlockKey]) -> float:
+        """From the order until all blocks are leased; they are released after that."""
+        started = time.perf_counter()
+        self._acquire(keys, None)
+        events = self.wait(AcquireEnded)
+        seconds = time.perf_counter() - started
+        self.client.release(block.lease for event in events if isinstance(event, Granted) for block in event.blocks)
+        _require_all(events[-1], keys)
+        return seconds
+
+    def _acquire(self, keys: list[BlockKey], source: Source | None) -> None:
+        self.client.acquire(keys, wait=False, sources=() if source is None else (source,), timeout_s=WAIT_S)
+
+
+def _copy(block: LeasedBlock, target: memoryview, *, checked: bool) -> None:
+    if checked:
+        sound = block.copy_to(target)
+    else:
+        target[:] = block.buffer
+        sound = block.still_held()
+    if not sound:
+        raise RuntimeError("a block is not what was stored")
+
+
+def _require_all(event: ClientEvent, keys: list[BlockKey]) -> None:
+    if isinstance(event, AcquireEnded) and event.available != len(keys):
+        raise RuntimeError(f"only {event.available} of {len(keys)}: {event.miss}")
 
 
 def keys_of(series: int, count: int) -> list[BlockKey]:
@@ -103,88 +177,3 @@ def keys_of(series: int, count: int) -> list[BlockKey]:
 
 def gigabytes_per_s(size: int, seconds: float) -> float:
     return size / seconds / 1e9
-
-
-def local_copy(repeats: int = 5, blocks: int = 32) -> dict[str, float]:
-    """GB/s of put and get between a worker and its node's arena, a plain memcpy of the same pieces, and the checksum alone."""
-    data = memoryview(bytearray(b"\x5a" * BLOCK_BYTES))
-    heap = [memoryview(bytearray(BLOCK_BYTES)) for _ in range(blocks)]
-    target = memoryview(bytearray(BLOCK_BYTES))
-    figures: dict[str, list[float]] = {"put": [], "get": [], "memcpy": [], "checksum": [], "memcpy_and_checksum": []}
-    with node_process("bench-local") as source:
-        worker = Worker(source)
-        for series in range(repeats + 1):  # the first one pays for first touches
-            size = BLOCK_BYTES * blocks
-            times = {}
-            start = time.perf_counter()
-            worker.put(keys_of(series, blocks), data)
-            times["put"] = time.perf_counter() - start
-            start = time.perf_counter()
-            worker.get(keys_of(series, blocks), target)
-            times["get"] = time.perf_counter() - start
-            start = time.perf_counter()
-            for piece in heap:
-                target[:] = piece
-            times["memcpy"] = time.perf_counter() - start
-            start = time.perf_counter()
-            for piece in heap:
-                xxhash.xxh3_64_intdigest(piece)
-            times["checksum"] = time.perf_counter() - start
-            times["memcpy_and_checksum"] = times["memcpy"] + times["checksum"]
-            if series:
-                for name, seconds in times.items():
-                    figures[name].append(gigabytes_per_s(size, seconds))
-        worker.client.close()
-    return {f"{name}_gb_s": statistics.median(values) for name, values in figures.items()}
-
-
-def control_round_trip(repeats: int = 2000, chain: int = 32) -> dict[str, float]:
-    """Microseconds of an acquire and release of one block that is there, and of a chain, without the copy."""
-    with node_process("bench-control", block_bytes=4096, slots=256) as source:
-        worker = Worker(source, 4096)
-        keys = keys_of(1, chain)
-        worker.put(keys, memoryview(bytes(4096)))
-        one = _microseconds(lambda: worker.get(keys[:1], None), repeats)
-        many = _microseconds(lambda: worker.get(keys, None), repeats // 4)
-        worker.client.close()
-    return {
-        "acquire_1_us_p50": one[len(one) // 2],
-        "acquire_1_us_p99": one[len(one) * 99 // 100],
-        f"acquire_{chain}_us_p50": many[len(many) // 2],
-        f"acquire_{chain}_us_p99": many[len(many) * 99 // 100],
-    }
-
-
-def _microseconds(call: Any, repeats: int) -> list[float]:
-    times: list[float] = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append((time.perf_counter() - start) * 1e6)
-    return sorted(times)
-
-
-def remote_pull(repeats: int = 5, blocks: int = 32) -> dict[str, float]:
-    """GB/s of blocks from another node over loopback into the local arena, checked there (two node processes)."""
-    data = memoryview(bytearray(b"\xa5" * BLOCK_BYTES))
-    rates: list[float] = []
-    with node_process("bench-far") as far, node_process("bench-near") as near:
-        writer, reader = Worker(far), Worker(near)
-        for series in range(repeats + 1):
-            keys = keys_of(series, blocks)
-            writer.put(keys, data)
-            start = time.perf_counter()
-            reader.get(keys, None, far)
-            seconds = time.perf_counter() - start
-            writer.client.keepalive()
-            reader.client.keepalive()
-            if series:
-                rates.append(gigabytes_per_s(BLOCK_BYTES * blocks, seconds))
-        writer.client.close()
-        reader.client.close()
-    return {"remote_gb_s": statistics.median(rates)}
-
-
-if __name__ == "__main__":
-    for measure in (local_copy, control_round_trip, remote_pull):
-        print(measure.__name__, {name: round(value, 2) for name, value in measure().items()})

@@ -34,10 +34,10 @@ def remote_speed(block_bytes: int, repeats: int = 5) -> dict[str, float]:
     blocks = BLOCKS[block_bytes]
     with ExitStack() as stack:
         measures = {
-            "pool": stack.enter_context(_pool(block_bytes, blocks)),
-            "raw": stack.enter_context(_raw(block_bytes, blocks, checked=False)),
-            "raw_checked": stack.enter_context(_raw(block_bytes, blocks, checked=True)),
-            "zmq_whole": stack.enter_context(_zmq_whole(block_bytes, blocks)),
+            "pool": stack.enter_context(pool_rate(block_bytes, blocks)),
+            "raw": stack.enter_context(raw_rate(block_bytes, blocks, checked=False)),
+            "raw_checked": stack.enter_context(raw_rate(block_bytes, blocks, checked=True)),
+            "zmq_whole": stack.enter_context(zmq_whole_rate(block_bytes, blocks)),
         }
         for measure in measures.values():
             measure()
@@ -46,7 +46,7 @@ def remote_speed(block_bytes: int, repeats: int = 5) -> dict[str, float]:
 
 
 @contextmanager
-def _pool(block_bytes: int, blocks: int) -> Iterator[Callable[[], float]]:
+def pool_rate(block_bytes: int, blocks: int) -> Iterator[Callable[[], float]]:
     data = memoryview(bytearray(b"\xa5" * block_bytes))
     series = 0
     with (
@@ -74,7 +74,7 @@ def _pool(block_bytes: int, blocks: int) -> Iterator[Callable[[], float]]:
 
 
 @contextmanager
-def _raw(block_bytes: int, blocks: int, *, checked: bool) -> Iterator[Callable[[], float]]:
+def raw_rate(block_bytes: int, blocks: int, *, checked: bool) -> Iterator[Callable[[], float]]:
     with _child(_send_raw, block_bytes, blocks) as port, socket.create_connection(("127.0.0.1", port)) as sock:
         arena = _warm_arena(block_bytes, blocks)
 
@@ -115,7 +115,7 @@ def _send_raw(pipe: Any, block_bytes: int, blocks: int) -> None:
 
 
 @contextmanager
-def _zmq_whole(block_bytes: int, blocks: int) -> Iterator[Callable[[], float]]:
+def zmq_whole_rate(block_bytes: int, blocks: int) -> Iterator[Callable[[], float]]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with _child(_send_zmq, block_bytes, blocks) as port:
         sock = context.socket(zmq.DEALER)

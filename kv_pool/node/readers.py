@@ -44,6 +44,8 @@ class Ticket:
     miss: Miss | None = None
     fetches: set[int] = field(default_factory=set[int])
     came_from: dict[BlockKey, Tier] = field(default_factory=dict[BlockKey, Tier])
+    failed: dict[BlockKey, Miss] = field(default_factory=dict[BlockKey, Miss])
+    """Reads ordered ahead for it that came to nothing."""
 
     @property
     def id(self) -> TicketId:
@@ -154,11 +156,10 @@ class Readers:
 
     def not_loaded(self, key: BlockKey, miss: Miss, now: float) -> list[Action]:
         """The SSD does not give ``key`` after all: its waiters look elsewhere."""
-        actions: list[Action] = []
-        for ticket in self._parked_on(key):
-            ticket.miss = miss
-            actions += self._advance(ticket, now)
-        return actions
+        for ticket in self.tickets.values():
+            if ticket.came_from.pop(key, None) is not None:
+                ticket.failed[key] = miss
+        return [action for ticket in self._parked_on(key) for action in self._advance(ticket, now)]
 
     def feed(self, now: float) -> list[Action]:
         """A read has ended: those that had to queue for one go on, in order."""
@@ -303,7 +304,7 @@ class Readers:
             case Missing.EXPIRED:
                 ticket.miss = Miss.EXPIRED
             case Missing.ABSENT:
-                pass
+                ticket.miss = ticket.failed.get(key, ticket.miss)
             case _:
                 parked = self._wait(ticket, quiet=True)
                 return parked + self._load_more(ticket, now) if ticket.id in self.tickets else parked

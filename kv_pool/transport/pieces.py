@@ -28,7 +28,7 @@ def pieces_of(length: int) -> int:
 
 def cut(answer: Granted, payload: memoryview) -> Iterator[tuple[Granted | Piece, memoryview]]:
     """The messages that carry the one block of ``answer``, each with its bytes. Nothing is copied."""
-    (grant,) = answer.grants
+    (grant,) = answer.grants()
     for offset in range(0, max(1, len(payload)), PIECE_BYTES):
         header = Piece(answer.ticket, grant.lease, offset) if offset else answer
         yield header, payload[offset : offset + PIECE_BYTES]

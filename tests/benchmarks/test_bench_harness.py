@@ -267,11 +267,21 @@ def test_interleaved_takes_turns():
     assert order == ["a", "b"] * 3
 
 
-TOPICS = re.compile(r"(ttft|overhead|handoff|prefill|decode|idle|ready|route|pool)_")
+TOPICS = re.compile(r"(ttft|overhead|handoff|prefill|decode|idle|ready|route|pool|remote|index|ssd|restart)_")
 
 
 def test_the_projects_rows_begin_with_their_topic_and_benchmarks_of_a_fixture_are_neighbours():
-    from benchmarks import cluster_latency, engine_rates, idle_and_ready, pool_and_route, vllm_rates  # noqa: F401
+    from benchmarks import (  # noqa: F401
+        cluster_latency,
+        engine_rates,
+        idle_and_ready,
+        index_rows,
+        pool_rows,
+        remote_rows,
+        route_rows,
+        ssd_rows,
+        vllm_rates,
+    )
     from benchmarks.harness import registry
 
     names = [name for benchmark in registry.benchmarks for name in benchmark.names]

@@ -42,6 +42,7 @@ from kv_pool.policy.lru import LeastRecentlyUsed
 from kv_pool.settings import PoolSettings
 from kv_pool.sizes import parse_size
 from kv_pool.transport.codec import QUESTIONS, REQUESTS, MalformedMessageError, decode, encode
+from kv_pool.transport.curve import CurveKeys, Gatekeeper, check_host
 from kv_pool.transport.memory import keep_freed_memory
 from kv_pool.transport.pieces import cut, pieces_of
 from kv_pool.transport.process import Watched
@@ -58,7 +59,7 @@ class PoolNode:
     """One node: ``dram // slot_bytes`` slots of memory shared with the workers of this machine, and two endpoints on ``host``.
 
     ``block_tokens``: what a public block must hold; None where any count will do. Raises ValueError where fewer than
-    ``SLOTS_MIN`` slots fit, OSError where memory or ports lack.
+    ``SLOTS_MIN`` slots fit or keys lack (:class:`CurveKeyError`), OSError where memory or ports lack.
     """
 
     def __init__(self, *, node_id: str, slot_bytes: int, settings: PoolSettings, block_tokens: int | None = None) -> None:
@@ -67,6 +68,8 @@ class PoolNode:
             raise ValueError(
                 f"pool.dram: {settings.dram} holds {slots} blocks of {slot_bytes} bytes, at least {SLOTS_MIN} are needed"
             )
+        keys = CurveKeys.load(settings.curve)
+        check_host(settings.host, keys)
         self.node_id = node_id
         self.incarnation = uuid.uuid4().hex[:16]
         self._settings = settings
@@ -80,17 +83,19 @@ class PoolNode:
         )
         self._arena = Arena.create(slots, slot_bytes)
         self._context = zmq.Context()
+        self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
         waiting_max = MESSAGES_WAITING_MAX + settings.fetch_inflight_blocks * pieces_of(slot_bytes)
         self._router = make_socket(self._context, zmq.ROUTER, waiting_max=waiting_max)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a client that is gone is an error here, not a silent loss
-        self.endpoint = bind(self._router, settings.host)
-        self._events = EventPublisher(self._context, settings.host, node_id, self.incarnation)
+        self.endpoint = bind(self._router, settings.host, keys)
+        self._events = EventPublisher(self._context, settings.host, node_id, self.incarnation, keys)
         self.events_endpoint = self._events.endpoint
         self._peers = PeerLinks(
             self._context,
             slot_bytes=slot_bytes,
             window=settings.fetch_inflight_blocks,
             dead_after_s=settings.client_dead_s,
+            keys=keys,
         )
         self._processes = Watched()
         self._gone: list[str] = []
@@ -176,6 +181,8 @@ class PoolNode:
         self._peers.close()
         self._events.close()
         self._router.close(0)
+        if self._gatekeeper is not None:
+            self._gatekeeper.close()
         self._context.destroy(linger=0)  # lets go of the slots that were being sent
         self._processes.keep_only(set())
         self._arena.close()

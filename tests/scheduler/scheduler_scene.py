@@ -69,9 +69,10 @@ class FakeNode:
         return FakeSnapshot(self.id, self.incarnation, self.sequence, {"dram": self.keys})
 
     def report(self) -> NodeReport:
+        here = f"tcp://{self.id}/{self.incarnation}"
         load = NodeLoad(
-            f"tcp://{self.id}/{self.incarnation}", f"tcp://{self.id}/events", 100, 50, BLOCK_BYTES,
-            draining=self.draining, sequence=self.sequence,
+            here, f"tcp://{self.id}/events", 100, 50, BLOCK_BYTES,
+            local=here, draining=self.draining, sequence=self.sequence,
         )  # fmt: skip
         return NodeReport(self.id, self.incarnation, load)
 

@@ -18,8 +18,8 @@ class PoolNodeActor:
     """Starts its node with the process. A restart is a new incarnation with an empty arena: readers purge what they knew."""
 
     def __init__(
-        self, *, node_id: str, slot_bytes: int, settings: dict[str, Any], ssd: dict[str, Any], scheduler_name: str, namespace: str,
-        heartbeat_s: float, block_tokens: int | None = None, log_level: str = "WARNING",
+        self, *, node_id: str, slot_bytes: int, settings: dict[str, Any], ssd: dict[str, Any], scheduler_name: str, namespace:
+        str, heartbeat_s: float, block_tokens: int | None = None, log_level: str = "WARNING",
     ) -> None:  # fmt: skip
         logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._scheduler_name, self._namespace = scheduler_name, namespace

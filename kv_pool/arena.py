@@ -4,8 +4,8 @@ Memory layout (slot starts aligned to ``SLOT_ALIGN``)::
 
     | epoch words, u64 each | padding | slot 0 | slot 1 | ...
 
-The segment is an anonymous ``memfd``; a worker gets its descriptor with the node's welcome. It has no name, so nothing can be left
-behind in /dev/shm, whatever is killed, and a container's /dev/shm size does not limit it
+The segment is an anonymous ``memfd``; a worker gets its descriptor with the node's welcome. It has no name, so nothing can be
+left behind in /dev/shm, whatever is killed, and a container's /dev/shm size does not limit it
 (docs/decisions/0003-arena-memfd.md).
 
 A slot's *epoch* changes whenever the slot changes its owner. A reader that finds the epoch of its lease after it copied knows

@@ -141,7 +141,8 @@ class LeasedBlock:
         return xxhash.xxh3_64_intdigest(self.buffer) == self._grant.checksum and self.still_held()
 
     def copy_to(self, target: memoryview) -> bool:
-        """Copy the block's bytes, and check on the way what :meth:`verify` checks; False is a miss, whatever ``target`` holds then."""
+        """Copy the block's bytes, and check on the way what :meth:`verify` checks; False is a miss, whatever ``target`` holds
+        then."""
         digest = copy_and_digest(self.buffer, target)
         return digest == self._grant.checksum and self.still_held()
 
@@ -301,8 +302,9 @@ class PoolClient:
     def acquire(
         self, keys: Sequence[BlockKey], *, wait: bool, timeout_s: float, sources: Sequence[BlockSourceAddress] = ()
     ) -> int:
-        """Lease the longest prefix of ``keys`` that can be had within ``timeout_s``: from this node's DRAM or SSD or, what it lacks,
-        from the first of ``sources`` (other nodes) that has it. With ``wait`` also wait for keys that nobody has committed yet."""
+        """Lease the longest prefix of ``keys`` that can be had within ``timeout_s``: from this node's DRAM or SSD or, what it
+        lacks, from the first of ``sources`` (other nodes) that has it. With ``wait`` also wait for keys that nobody has
+        committed yet."""
         ticket = self._ticket()
         peers = tuple(Peer(source.node_id, source.endpoint) for source in sources)
         self._send(Acquire(ticket, tuple(keys), wait, timeout_s, peers))
@@ -313,7 +315,8 @@ class PoolClient:
         self._send(Cancel(ticket))
 
     def release(self, leases: Iterable[int], *, consume: bool = False) -> None:
-        """End leases, all with one message; ``consume`` deletes those of the blocks that are private, which have one reader only."""
+        """End leases, all with one message; ``consume`` deletes those of the blocks that are private, which have one reader
+        only."""
         numbers = tuple(leases)
         for start in range(0, len(numbers), KEYS_MAX):
             self._send(Release(numbers[start : start + KEYS_MAX], consume))

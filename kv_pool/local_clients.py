@@ -50,8 +50,8 @@ class LocalClients:
         return self._workers[name]
 
     def receive(self) -> Iterator[tuple[str, memoryview | None]]:
-        """(client, message) in order of each client, at most ``MESSAGES_PER_TURN_MAX`` of each; None for one that has hung up, which
-        is forgotten then. A message is valid until the next one is taken."""
+        """(client, message) in order of each client, at most ``MESSAGES_PER_TURN_MAX`` of each; None for one that has hung up,
+        which is forgotten then. A message is valid until the next one is taken."""
         for fd, events in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()

@@ -1,5 +1,5 @@
-"""A pool node's shell: sockets, the arena, the disk, and one I/O thread around the pure state (``node/state.py``). Knows nothing of
-Ray."""
+"""A pool node's shell: sockets, the arena, the disk, and one I/O thread around the pure state (``node/state.py``). Knows
+nothing of Ray."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ MESSAGES_PER_TURN_MAX: Final = 256
 
 
 class PoolNode:
-    """One node: ``dram // slot_bytes`` slots of memory shared with the workers of this machine, and (``ssd.directory``) a log on its
-    SSD.
+    """One node: ``dram // slot_bytes`` slots of memory shared with the workers of this machine, and (``ssd.directory``) a log
+    on its SSD.
 
     Three doors: ``local_endpoint`` for workers of this machine, ``endpoint`` for other nodes and questions, ``events_endpoint``
-    where it publishes; the latter two on ``host``. ``block_tokens``: what a public block must hold; None where any count will do.
-    Raises ValueError where fewer than ``SLOTS_MIN`` slots fit or keys lack (:class:`CurveKeyError`), OSError where memory or ports
-    lack.
+    where it publishes; the latter two on ``host``. ``block_tokens``: what a public block must hold; None where any count will
+    do. Raises ValueError where fewer than ``SLOTS_MIN`` slots fit or keys lack (:class:`CurveKeyError`), OSError where memory
+    or ports lack.
     """
 
     def __init__(
@@ -170,7 +170,8 @@ class PoolNode:
         return counts | self._counts | here
 
     def status(self) -> dict[str, Any]:
-        """All that an operator may want to know of the node, from any thread. Raises TimeoutError where the node does not answer."""
+        """All that an operator may want to know of the node, from any thread. Raises TimeoutError where the node does not
+        answer."""
         if not self._thread.is_alive():
             return self._status()
         answer: Future[dict[str, Any]] = Future()

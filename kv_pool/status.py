@@ -12,7 +12,8 @@ from kv_pool.settings import PoolSettings
 
 
 def counters(state: NodeState) -> dict[str, int | float]:
-    """Counters and gauges. May be called from another thread than the node's: each figure is right, not all of the same moment."""
+    """Counters and gauges. May be called from another thread than the node's: each figure is right, not all of the same
+    moment."""
     slots = state.slots.counts()
     return {
         "pid": os.getpid(),

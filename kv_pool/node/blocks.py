@@ -5,8 +5,9 @@
     chain    k0 <- k1 <- k2          k0 and k1 have a child here: only k2 may be evicted
                       ^-- k3 (being written) pins k2 as a child does
 
-A public block stays until it is evicted (or has moved to the SSD), a private one (a request's tail) until its reader consumes it or it expires. One that is
-removed while somebody reads it vanishes from sight at once and gives its slot back with its last lease.
+A public block stays until it is evicted (or has moved to the SSD), a private one (a request's tail) until its reader consumes
+it or it expires. One that is removed while somebody reads it vanishes from sight at once and gives its slot back with its last
+lease.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from kv_pool.policy.eviction import EvictionPolicy
 @dataclass(slots=True, eq=False)
 class Block:
     """One committed block. ``expires`` is None for a public one, ``row`` is what every grant of it says
-    (:func:`~kv_pool.node.messages.grant_row`). ``leases`` counts its readers, and the node itself while it writes it to the SSD."""
+    (:func:`~kv_pool.node.messages.grant_row`). ``leases`` counts its readers, and the node itself while it writes it to the
+    SSD."""
 
     key: BlockKey
     slot: int
@@ -46,8 +48,8 @@ class Block:
 
 
 class Blocks:
-    """Owns all committed blocks. Methods that change what exists return the actions this causes. ``left`` is told of each public block
-    that has gone, and says what else goes with it."""
+    """Owns all committed blocks. Methods that change what exists return the actions this causes. ``left`` is told of each
+    public block that has gone, and says what else goes with it."""
 
     def __init__(self, slots: Slots, policy: EvictionPolicy, left: Callable[[BlockKey], list[Action]] = lambda _: []) -> None:
         self._slots = slots

@@ -1,5 +1,5 @@
-"""Reads from the SSD that are under way, each into a slot that is reserved for it. Pure. One key is read once, however many acquires
-wait for it (they are parked on the key)."""
+"""Reads from the SSD that are under way, each into a slot that is reserved for it. Pure. One key is read once, however many
+acquires wait for it (they are parked on the key)."""
 
 from __future__ import annotations
 

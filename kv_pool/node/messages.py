@@ -64,8 +64,8 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of a client. Nothing of it travels: the node's shell asks the kernel who a client of this machine is (``pid``,
-    ``started`` in kernel clock ticks); 0 elsewhere."""
+    """First message of a client. Nothing of it travels: the node's shell asks the kernel who a client of this machine is
+    (``pid``, ``started`` in kernel clock ticks); 0 elsewhere."""
 
     pid: int = 0
     started: int = 0
@@ -106,8 +106,8 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """Lease the longest prefix of ``keys`` that can be had from this node's tiers or, key by key, from the first of ``sources`` that
-    has it; with ``wait`` also what is not committed yet."""
+    """Lease the longest prefix of ``keys`` that can be had from this node's tiers or, key by key, from the first of ``sources``
+    that has it; with ``wait`` also what is not committed yet."""
 
     ticket: int
     keys: tuple[BlockKey, ...]
@@ -285,8 +285,8 @@ class Stalled:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Last answer to an acquire or pull that was not granted whole in its last :class:`Granted`: its first ``available`` keys were
-    granted; ``miss`` says why not all."""
+    """Last answer to an acquire or pull that was not granted whole in its last :class:`Granted`: its first ``available`` keys
+    were granted; ``miss`` says why not all."""
 
     ticket: int
     available: int

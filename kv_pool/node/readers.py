@@ -6,9 +6,9 @@ An acquire under way is a *ticket* of a client::
             granted    | the next one is looked for in DRAM, from a writer at work (wait), on the SSD, at one source after the
                        | other, or (wait) from a writer to come
 
-It ends when all keys are granted, or with a typed miss; what was granted stays leased until released. A ticket that cannot go on
-is *parked* on its next key, or *starved* where a pull has no credit left. One that is *hungry* has keys on the SSD for which no read
-was free yet.
+It ends when all keys are granted, or with a typed miss; what was granted stays leased until released. A ticket that cannot go
+on is *parked* on its next key, or *starved* where a pull has no credit left. One that is *hungry* has keys on the SSD for which
+no read was free yet.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ DRAM_TIERS: Final = bytes(GRANTS_PER_MESSAGE_MAX)
 
 @dataclass(slots=True)
 class Ticket:
-    """``position`` is the next key to grant; ``sources`` are the nodes that may still have more, never this one; ``miss`` says why
-    the last place that was asked had no more. ``came_from`` has the blocks that were brought here for it."""
+    """``position`` is the next key to grant; ``sources`` are the nodes that may still have more, never this one; ``miss`` says
+    why the last place that was asked had no more. ``came_from`` has the blocks that were brought here for it."""
 
     client: Client
     request: Acquire | Pull

@@ -13,8 +13,8 @@ from kv_pool.ssd.records import Place, ReadRecord, RecordRead
 
 
 class SsdReads:
-    """``log`` is None where the node has no SSD tier. ``now`` is monotonic everywhere; the log counts in wall-clock time, which is
-    ``wall_offset`` ahead."""
+    """``log`` is None where the node has no SSD tier. ``now`` is monotonic everywhere; the log counts in wall-clock time, which
+    is ``wall_offset`` ahead."""
 
     def __init__(self, log: SsdLog | None, writers: Writers, *, slot_bytes: int, in_flight_max: int, wall_offset: float) -> None:
         self._log = log
@@ -47,7 +47,8 @@ class SsdReads:
         return [*actions, ReadRecord(load.id, load.place, key, slot)]
 
     def done(self, event: RecordRead, now: float) -> tuple[Load | None, list[Action]]:
-        """A read has ended; its load is returned, and its block is visible now if it was sound. None for one that was called off."""
+        """A read has ended; its load is returned, and its block is visible now if it was sound. None for one that was called
+        off."""
         load = self.loads.end(event.id)
         if load is None or self._log is None:
             return None, []

@@ -60,8 +60,8 @@ BUDGET_SAVE_PERIOD_S = 30.0
 
 
 class NodeState:
-    """Not thread-safe; one owner, who carries out the actions in order and before the next event. ``ssd`` is None where the node has
-    no SSD tier; ``wall_offset`` is what to add to ``now`` for wall-clock time."""
+    """Not thread-safe; one owner, who carries out the actions in order and before the next event. ``ssd`` is None where the
+    node has no SSD tier; ``wall_offset`` is what to add to ``now`` for wall-clock time."""
 
     def __init__(
         self,

@@ -37,7 +37,8 @@ class ProcessGone:
 
 @dataclass(frozen=True, slots=True)
 class BlockArrived:
-    """A block of a fetch begins to come in, and needs a slot (``commit.slot`` means nothing). ``tier`` is where its node had it."""
+    """A block of a fetch begins to come in, and needs a slot (``commit.slot`` means nothing). ``tier`` is where its node had
+    it."""
 
     fetch: int
     commit: Commit
@@ -72,8 +73,8 @@ class FetchEnded:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """An operator wants the node empty (``enable``), or in use again: no new blocks are taken, those that are here move to the SSD
-    or go."""
+    """An operator wants the node empty (``enable``), or in use again: no new blocks are taken, those that are here move to the
+    SSD or go."""
 
     enable: bool
 

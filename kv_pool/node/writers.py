@@ -30,8 +30,8 @@ from kv_pool.settings import PoolSettings
 
 @dataclass(slots=True)
 class Reservation:
-    """``client`` is None where the node itself writes: ``arriving``, a block from a peer, or None yet where the SSD is being read.
-    ``parent`` is pinned meanwhile."""
+    """``client`` is None where the node itself writes: ``arriving``, a block from a peer, or None yet where the SSD is being
+    read. ``parent`` is pinned meanwhile."""
 
     key: BlockKey
     parent: BlockKey | None
@@ -179,8 +179,8 @@ class Writers:
         return slot, actions + more
 
     def landed(self, slot: int, *, sound: bool, now: float) -> tuple[BlockKey, Tier, list[Action]]:
-        """The arrived block is in its slot: it becomes visible if it is sound, else the slot is free again. Also returns where its
-        node had it."""
+        """The arrived block is in its slot: it becomes visible if it is sound, else the slot is free again. Also returns where
+        its node had it."""
         reservation = self.reservations[slot]
         arriving = reservation.arriving
         assert arriving is not None

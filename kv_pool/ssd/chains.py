@@ -1,8 +1,8 @@
 """What is on the medium and what is on its way there, kept prefix-closed over the node's two tiers. Pure.
 
-What follows a record that leaves the medium stays while that record's block is *resident* in DRAM: the chain is whole then, and the
-block will be written again before it leaves DRAM (else :meth:`Chains.left_dram` takes what followed). Without this, the death of an
-old segment would take along all that follows the system prompt in it.
+What follows a record that leaves the medium stays while that record's block is *resident* in DRAM: the chain is whole then, and
+the block will be written again before it leaves DRAM (else :meth:`Chains.left_dram` takes what followed). Without this, the
+death of an old segment would take along all that follows the system prompt in it.
 
 A record whose parent was on the medium leaves with it. One that was written ``first`` (its parent was not there) stays when a
 parent that was never there fails to get there. What is being written belongs to the same chains, but is not found yet.
@@ -114,7 +114,8 @@ class Chains:
         return gone
 
     def left_dram(self, key: BlockKey) -> list[BlockKey]:
-        """A block has left DRAM. Where it is not on the medium either, what counted on it goes. Returns what was on the medium."""
+        """A block has left DRAM. Where it is not on the medium either, what counted on it goes. Returns what was on the
+        medium."""
         row = self.index.row(key)
         if row is None or self.here(row):
             return []

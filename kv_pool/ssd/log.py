@@ -5,7 +5,8 @@ to wait for it: a chain that cannot be written now is refused with a reason.
 
 Always true (``check``):
 
-- **Prefix-closed**: no record is here whose parent was here with it and is neither on the medium nor in DRAM any more. A record that was written without its parent
+- **Prefix-closed**: no record is here whose parent was here with it and is neither on the medium nor in DRAM any more. A record
+that was written without its parent
   on the medium says so (``Record.first``), and is kept after a restart without it; any other one is not.
 - Nothing is found before all it follows is on the medium, nor after its expiry.
 - In a segment lies one retention, with expiries close together. It dies whole; nothing is copied to make room.
@@ -77,8 +78,8 @@ class SsdLogStats:
 class SsdLog:
     """Not thread-safe; one owner. ``now`` is wall-clock seconds everywhere. Down until the first :meth:`recover`.
 
-    ``resident`` says whether the node has a block in DRAM. ``ttl_s`` are seconds to live by retention. A batch is sent at ``batch_bytes_max`` bytes, or by :meth:`flush`. Raises ValueError
-    for settings that make no sense.
+    ``resident`` says whether the node has a block in DRAM. ``ttl_s`` are seconds to live by retention. A batch is sent at
+    ``batch_bytes_max`` bytes, or by :meth:`flush`. Raises ValueError for settings that make no sense.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The control path between a node and the workers of its machine: messages over a Unix socket (``SOCK_SEQPACKET``).
 
-No bytes of blocks go this way, they are in shared memory. Chosen over zmq because a round trip takes half the time, the kernel says
-who the other side is (``SO_PEERCRED``), a dead process hangs up at once, and the arena's descriptor can travel with the welcome
-(docs/decisions/0008-transport.md).
+No bytes of blocks go this way, they are in shared memory. Chosen over zmq because a round trip takes half the time, the kernel
+says who the other side is (``SO_PEERCRED``), a dead process hangs up at once, and the arena's descriptor can travel with the
+welcome (docs/decisions/0008-transport.md).
 
 The address is abstract (``unix:@name``, unix(7)): nothing is left in any folder. Only processes of the same user are let in.
 """

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-import xxhash
 import zmq
 
 from kv_pool.client import AcquireEnded, Miss, PoolClient
 from kv_pool.keys import BlockKey
-from kv_pool.node.messages import Alive, Cancel, Ended, Granted, Hello, Peer, Piece, Pull, Release, Tier, Welcome, grant_row
+from kv_pool.node.messages import Alive, Cancel, Ended, Granted, Hello, Peer, Piece, Pull, Release, grant_row
 from kv_pool.node.stimuli import StartFetch
 from kv_pool.peers import BYTES_PER_TURN_MAX, PeerLinks
 from kv_pool.service import PoolNode
 from kv_pool.settings import PoolSettings
-from kv_pool.transport.codec import REQUESTS, decode, encode
 from kv_pool.transport.pieces import PIECE_BYTES, cut, pieces_of
 from tests.kv_pool.conftest import OpenSocket
-from tests.kv_pool.pool_world import Source, chain, connect, content, get, key, until, wait_for
+from tests.kv_pool.played_peer import PlayedPeer, granted
+from tests.kv_pool.played_peer import messages as messages_of
+from tests.kv_pool.pool_world import chain, connect, content, get, key, until, wait_for
 
 BLOCK_BYTES = 3 * PIECE_BYTES + 1000
 SLOTS = 8
@@ -36,57 +36,6 @@ def node() -> Iterator[PoolNode]:
     node.stop()
 
 
-@pytest.fixture
-def client(node: PoolNode) -> Iterator[PoolClient]:
-    client = connect(node.local_endpoint, block_bytes=BLOCK_BYTES)
-    yield client
-    client.close()
-
-
-class PlayedPeer:
-    """A node that says what the test wants it to say."""
-
-    def __init__(self, router: zmq.Socket[bytes], incarnation: str = "i1") -> None:
-        port = router.bind_to_random_port("tcp://127.0.0.1", min_port=20000, max_port=30000)
-        self.source = Source("played", f"tcp://127.0.0.1:{port}")
-        self.incarnation = incarnation
-        self._router = router
-        self._name = b""
-
-    def hear(self, kind: type) -> object:
-        """The next message, which must be of this kind."""
-        while True:
-            assert self._router.poll(5000), f"no {kind.__name__}"
-            self._name, frame = self._router.recv_multipart()
-            message, _ = decode(frame, REQUESTS)
-            if isinstance(message, kind):
-                return message
-
-    def pending(self) -> bool:
-        return bool(self._router.poll(0))
-
-    def welcome(self) -> Pull:
-        self.hear(Hello)
-        self.say(Welcome("played", SLOTS, BLOCK_BYTES, 3.0))
-        pull = self.hear(Pull)
-        assert isinstance(pull, Pull)
-        return pull
-
-    def say(self, answer: object, *frames: bytes | memoryview) -> None:
-        self._router.send_multipart([self._name, encode(answer, self.incarnation), *frames])  # type: ignore[arg-type]
-
-
-def granted(pull: Pull, k: BlockKey, *, position: int = 0, lease: int = 1, length: int = BLOCK_BYTES) -> Granted:
-    checksum = xxhash.xxh3_64_intdigest(content(k, length))
-    row = grant_row(k, None, 0, 1, 16, length, checksum, private=False)
-    return Granted(pull.ticket, position, lease, row, bytes((Tier.DRAM,)))
-
-
-def messages(pull: Pull, k: BlockKey, **more: int) -> list[tuple[Granted | Piece, memoryview]]:
-    answer = granted(pull, k, **more)
-    return list(cut(answer, memoryview(content(k, answer.grants()[0].length))))
-
-
 def longer(answer: Granted) -> bytes:
     """The grant's row, of a block that no slot can hold."""
     (grant,) = answer.grants()
@@ -94,8 +43,23 @@ def longer(answer: Granted) -> bytes:
 
 
 @pytest.fixture
+def client(node: PoolNode) -> Iterator[PoolClient]:
+    client = connect(node.local_endpoint, block_bytes=BLOCK_BYTES)
+    yield client
+    client.close()
+
+
+def messages(pull: Pull, k: BlockKey, **more: int) -> list[tuple[Granted | Piece, memoryview]]:
+    return messages_of(pull, k, BLOCK_BYTES, **more)
+
+
+def play(open_socket: OpenSocket) -> PlayedPeer:
+    return PlayedPeer(open_socket(zmq.ROUTER), BLOCK_BYTES)
+
+
+@pytest.fixture
 def peer(open_socket: OpenSocket) -> PlayedPeer:
-    return PlayedPeer(open_socket(zmq.ROUTER))
+    return play(open_socket)
 
 
 def end_of(client: PoolClient) -> AcquireEnded:
@@ -113,7 +77,7 @@ def clean(node: PoolNode, committed: int = 0) -> Callable[[], bool]:
 @pytest.mark.parametrize(("length", "count"), [(0, 1), (1, 1), (PIECE_BYTES, 1), (PIECE_BYTES + 1, 2), (3 * PIECE_BYTES, 3)])
 def test_a_block_is_cut_into_pieces_that_make_it_up(length: int, count: int):
     payload = memoryview(content(key(1), length))
-    cuts = list(cut(granted(Pull(7, (key(1),), False, 1.0, 1), key(1), lease=3, length=length), payload))
+    cuts = list(cut(granted(Pull(7, (key(1),), False, 1.0, 1), key(1), length, lease=3), payload))
     assert len(cuts) == count == pieces_of(length)
     assert b"".join(piece for _, piece in cuts) == payload
     assert isinstance(cuts[0][0], Granted)
@@ -203,7 +167,7 @@ def test_bytes_spoiled_in_the_last_piece_are_noticed(node: PoolNode, client: Poo
 
 def test_a_peer_that_dies_in_the_middle_of_a_block_is_lost_at_once(node: PoolNode, client: PoolClient, open_socket: OpenSocket):
     router = open_socket(zmq.ROUTER)
-    peer = PlayedPeer(router)
+    peer = PlayedPeer(router, BLOCK_BYTES)
     client.acquire(chain(1), wait=True, sources=[peer.source], timeout_s=20.0)
     peer.say(*messages(peer.welcome(), key(1))[0])
     until(lambda: node.stats()["slots_reserved"] == 1, clients=(client,))
@@ -229,7 +193,6 @@ def test_a_block_called_off_in_the_middle_gives_its_slot_back_and_the_link_goes_
     # The same key once more, over the same link.
     client.acquire(chain(1), wait=True, sources=[peer.source], timeout_s=20.0)
     again = peer.hear(Pull)
-    assert isinstance(again, Pull)
     for message in messages(again, key(1), lease=2):
         peer.say(*message)
     peer.say(Ended(again.ticket, 1, None))
@@ -252,7 +215,7 @@ def clean_but_waiting(node: PoolNode) -> Callable[[], bool]:
 
 
 def test_two_peers_land_at_the_same_time(node: PoolNode, client: PoolClient, open_socket: OpenSocket):
-    peers = [PlayedPeer(open_socket(zmq.ROUTER)) for _ in range(2)]
+    peers = [play(open_socket) for _ in range(2)]
     pulls: list[Pull] = []
     for i, peer in enumerate(peers):
         client.acquire([key(1 + i)], wait=False, sources=[peer.source], timeout_s=20.0)
@@ -273,11 +236,11 @@ def test_a_turn_takes_a_bounded_number_of_bytes_and_the_peers_take_turns(open_so
     """Two peers have more waiting than a turn takes; nobody wants it, which is no reason to take more."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     links = PeerLinks(context, slot_bytes=BLOCK_BYTES, window=8, dead_after_s=5.0)
-    played = [PlayedPeer(open_socket(zmq.ROUTER)) for _ in range(2)]
+    played = [play(open_socket) for _ in range(2)]
     for number, peer in enumerate(played):
         links.start(StartFetch(number, Peer("played", peer.source.endpoint), (key(1),), False, 5.0), now=0.0)
         peer.hear(Hello)
-        peer.say(Welcome("played", SLOTS, BLOCK_BYTES, 3.0))
+        peer.say(peer.greeting)
     pulls = [pull for peer in played for pull in _hear_pull(links, peer)]
     for peer, pull in zip(played, pulls, strict=True):
         for lease in range(1, 13):
@@ -297,6 +260,4 @@ def test_a_turn_takes_a_bounded_number_of_bytes_and_the_peers_take_turns(open_so
 
 def _hear_pull(links: PeerLinks, peer: PlayedPeer) -> list[Pull]:
     until(lambda: list(links.receive(0.0)) or peer.pending())
-    pull = peer.hear(Pull)
-    assert isinstance(pull, Pull)
-    return [pull]
+    return [peer.hear(Pull)]

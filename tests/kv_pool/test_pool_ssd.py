@@ -21,7 +21,8 @@ StartNode = Callable[..., NodeProcess]
 
 def ssd_settings(directory: Path, **changes: Any) -> dict[str, Any]:
     return {
-        "directory": str(directory), "capacity": "32MiB", "segment": "1MiB", "batch": "512KiB", "dwpd": 1000.0, "free_target": 0.2,
+        "directory": str(directory), "capacity": "32MiB", "segment": "1MiB", "batch": "512KiB", "dwpd": 1000.0,
+        "free_target": 0.2,
     } | changes  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def pull_into(near: PoolNode, far: PoolNode) -> None:
     for number, k in enumerate(chain(3), start=1):  # a reader each: no answer reaches them, so they are gone after their first
         name = f"{number:02x}"
         near._state.handle(Asked(name, Hello(pid, started)), now)
-        do(near, near._state.handle(Asked(name, Acquire(1, (k,), False, 10.0, Peer("far", far.endpoint))), now))
+        do(near, near._state.handle(Asked(name, Acquire(1, (k,), False, 10.0, (Peer("far", far.endpoint),))), now))
     far.start()
     near.start()
 
@@ -257,7 +257,7 @@ def test_endpoints_that_are_not_talked_to(endpoint: str, ours: CurveSettings, op
 
 
 def test_a_keyed_endpoint_is_part_of_the_protocol(node: PoolNode):
-    acquire = Acquire(1, tuple(chain(1)), False, 1.0, Peer("node-a", node.endpoint))
+    acquire = Acquire(1, tuple(chain(1)), False, 1.0, (Peer("node-a", node.endpoint),))
     assert decode(encode(acquire, "i"), frozenset({"acquire"}))[0] == acquire
     assert "?key=" in node.endpoint
     assert "?key=" in node.events_endpoint

@@ -177,10 +177,10 @@ class KeyTable:
 
     def _lie_beside(self, words: Words, positions: NDArray[np.int64]) -> list[int]:
         """Those of ``positions`` whose words are in the dict."""
-        if not self._beside or not len(positions):
+        if not self._beside:
             return []
-        beside = np.fromiter(self._beside, np.uint64, len(self._beside))
-        return positions[np.isin(words[positions], beside)].tolist()
+        wanted = zip(positions.tolist(), words[positions].tolist(), strict=True)
+        return [position for position, word in wanted if word in self._beside]
 
     def _insert_many(self, words: Words, values: Values) -> None:
         """All of ``words`` are new, and there are buckets enough."""

@@ -123,6 +123,9 @@ class AsyncClient:
     async def metrics(self) -> dict[str, float]:
         return parse_metrics((await self._get("/metrics")).decode(errors="replace"))
 
+    async def ask(self, request: Request) -> dict[str, Any]:
+        return wire.parse_object((await self._body(request))[0])
+
     async def close(self) -> None:
         await self._http.aclose()
 

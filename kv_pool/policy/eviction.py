@@ -46,6 +46,6 @@ class EvictionPolicy(Protocol):
         ...
 
     def removed(self, key: BlockKey) -> None:
-        """The block has left the pool for good: after ``pop`` as a victim, without it for any other reason. Unknown keys are
-        ignored."""
+        """The block has left the pool for good: as a victim if ``pop`` has named it and nobody has used it since (it may have
+        been added again meanwhile, while it was written to the SSD), else for another reason. Unknown keys are ignored."""
         ...

@@ -33,7 +33,8 @@ STALE_MIN: Final = 64
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """``queued``: it stands in its queue, else it is parked or named. ``gone``: removed, and only its place is left."""
+    """``queued``: it stands in its queue, else it is parked or a victim. ``named`` as a victim, and not used since. ``gone``:
+    removed, and only its place is left."""
 
     key: BlockKey
     main: bool
@@ -91,7 +92,7 @@ class S3Fifo:
 
     def touched(self, key: BlockKey) -> None:
         entry = self._entries.get(key) or self._enter(key)
-        entry.uses = min(entry.uses + 1, USES_MAX)
+        entry.uses, entry.named = min(entry.uses + 1, USES_MAX), False
         if entry.queued:
             return
         if entry.main:
@@ -102,7 +103,7 @@ class S3Fifo:
 
     def add(self, key: BlockKey, last_used: float) -> None:
         entry = self._entries.get(key) or self._enter(key)
-        entry.evictable, entry.named = True, False
+        entry.evictable = True
         if not entry.queued:
             entry.queued = True
             (self._main if entry.main else self._small).order.appendleft(entry)

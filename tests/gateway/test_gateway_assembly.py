@@ -106,6 +106,18 @@ async def test_ray_ports_have_deadlines():
         await RayPorts(scheduler="s", namespace="ns", timeout_s=1.0, lookup=missing).notices_endpoint()
 
 
+async def test_ray_ports_ask_scheduler_and_nodes_about_the_pool():
+    log: list[Any] = []
+    replies = {"scheduler": {"nodes": [{"id": "node-0"}], "workers": []}, "node-0": {"draining": True}}
+    ports = RayPorts(
+        scheduler="scheduler", namespace="ns", timeout_s=1.0, lookup=lambda name, namespace: Handle(replies[name], log)
+    )
+    assert await ports.pool_nodes() == [{"id": "node-0"}]
+    assert await ports.node_status("node-0") == {"draining": True}
+    assert await ports.drain_node("node-0", enable=True) == {"draining": True}
+    assert log == [("view",), ("status",), ("drain", True)]
+
+
 def test_gateway_imports_no_torch():
     code = "import cluster.gateway.actor, sys; print(*sorted(m for m in sys.modules if m in ('torch', 'engine.engine')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -144,6 +144,18 @@ def test_a_key_that_came_back_soon_enters_main_and_one_that_was_taken_out_does_n
     assert evict(policy) == 0
 
 
+def test_a_victim_that_was_written_elsewhere_first_is_remembered_and_one_that_was_used_meanwhile_is_not():
+    policy = filled(20)
+    assert (policy.pop(), policy.pop()) == (block(0), block(1))
+    policy.touched(block(1))
+    for i in (0, 1):  # written, so leased by the node itself for a while, and then gone
+        policy.add(block(i), 0.0)
+        policy.removed(block(i))
+        policy.stored(block(i))
+        policy.add(block(i), 0.0)
+    assert [evict(policy) for _ in range(20)] == [*range(2, 20), 1, 0]
+
+
 def test_main_lets_those_go_last_that_are_used_most():
     policy = filled(4)
     for i in range(4):

@@ -38,7 +38,7 @@ def cluster(workers: int, now: float) -> SchedulerState:
     state = SchedulerState(SchedulerSettings(ttft_max_s=1e9))
     nodes = max(1, workers // 2)
     for i in range(nodes):
-        state.handle(NodeReport(f"n{i}", "a", NodeLoad(f"tcp://n{i}", f"tcp://e{i}", 10_000, 10, 1_000_000)), now)
+        state.handle(NodeReport(f"n{i}", "a", NodeLoad(f"tcp://n{i}", f"tcp://e{i}", 10_000, 10, 1_000_000, f"unix:@n{i}")), now)
         state.handle(SnapshotArrived(_EmptySnapshot(f"n{i}")), now)
         events = tuple(
             BlockStored(document(d)[: (i * 7 + d * 13) % PROMPT_BLOCKS], None, BLOCK_TOKENS, "dram") for d in range(DOCUMENTS)

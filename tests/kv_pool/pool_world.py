@@ -78,7 +78,9 @@ class Child:
 class NodeProcess(Child):
     """A pool node in a process of its own."""
 
-    def __init__(self, node_id: str = "node-a", *, slot_bytes: int = SLOT_BYTES, ssd: dict[str, Any] | None = None, **settings: Any) -> None:
+    def __init__(
+        self, node_id: str = "node-a", *, slot_bytes: int = SLOT_BYTES, ssd: dict[str, Any] | None = None, **settings: Any
+    ) -> None:
         settings = {"client_dead_s": 5.0, "dram": str(16 * slot_bytes)} | settings
         super().__init__(_serve, node_id, slot_bytes, settings, ssd or {})
         self.endpoint, self.local_endpoint, self.events_endpoint, self.incarnation = self.hear()

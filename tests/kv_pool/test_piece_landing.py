@@ -12,7 +12,7 @@ import zmq
 
 from kv_pool.client import AcquireEnded, Miss, PoolClient
 from kv_pool.keys import BlockKey
-from kv_pool.node.messages import Alive, Cancel, Ended, Grant, Granted, Hello, Peer, Piece, Pull, Release, Welcome
+from kv_pool.node.messages import Alive, Cancel, Ended, Granted, Hello, Peer, Piece, Pull, Release, Tier, Welcome, grant_row
 from kv_pool.node.stimuli import StartFetch
 from kv_pool.peers import BYTES_PER_TURN_MAX, PeerLinks
 from kv_pool.service import PoolNode
@@ -38,7 +38,7 @@ def node() -> Iterator[PoolNode]:
 
 @pytest.fixture
 def client(node: PoolNode) -> Iterator[PoolClient]:
-    client = connect(node.endpoint, block_bytes=BLOCK_BYTES)
+    client = connect(node.local_endpoint, block_bytes=BLOCK_BYTES)
     yield client
     client.close()
 
@@ -67,7 +67,7 @@ class PlayedPeer:
 
     def welcome(self) -> Pull:
         self.hear(Hello)
-        self.say(Welcome("played", 0, 0, SLOTS, BLOCK_BYTES, 3.0))
+        self.say(Welcome("played", SLOTS, BLOCK_BYTES, 3.0))
         pull = self.hear(Pull)
         assert isinstance(pull, Pull)
         return pull
@@ -78,12 +78,19 @@ class PlayedPeer:
 
 def granted(pull: Pull, k: BlockKey, *, position: int = 0, lease: int = 1, length: int = BLOCK_BYTES) -> Granted:
     checksum = xxhash.xxh3_64_intdigest(content(k, length))
-    return Granted(pull.ticket, position, (Grant(k, None, lease, 0, 1, 16, length, checksum, b"", False, False),))
+    row = grant_row(k, None, 0, 1, 16, length, checksum, private=False)
+    return Granted(pull.ticket, position, lease, row, bytes((Tier.DRAM,)))
 
 
 def messages(pull: Pull, k: BlockKey, **more: int) -> list[tuple[Granted | Piece, memoryview]]:
     answer = granted(pull, k, **more)
-    return list(cut(answer, memoryview(content(k, answer.grants[0].length))))
+    return list(cut(answer, memoryview(content(k, answer.grants()[0].length))))
+
+
+def longer(answer: Granted) -> bytes:
+    """The grant's row, of a block that no slot can hold."""
+    (grant,) = answer.grants()
+    return grant_row(grant.key, None, 0, 1, 16, BLOCK_BYTES + 1, grant.checksum, private=False)
 
 
 @pytest.fixture
@@ -114,13 +121,13 @@ def test_a_block_is_cut_into_pieces_that_make_it_up(length: int, count: int):
 
 
 def test_pieces_land_one_after_the_other_with_other_messages_between(node: PoolNode, client: PoolClient, peer: PlayedPeer):
-    client.acquire(chain(2), wait=False, source=peer.source, timeout_s=10.0)
+    client.acquire(chain(2), wait=False, sources=[peer.source], timeout_s=10.0)
     pull = peer.welcome()
     for position, k in enumerate(chain(2)):
         for header, piece in messages(pull, k, position=position, lease=position + 1):
             peer.say(header, piece)
             peer.say(Alive())
-        assert peer.hear(Release) == Release(position + 1, False)
+        assert peer.hear(Release) == Release((position + 1,), False)
     peer.say(Ended(pull.ticket, 2, None))
     end = end_of(client)
     assert (end.available, end.miss) == (2, None)
@@ -146,10 +153,8 @@ BAD = {
     "a grant without bytes": lambda m: [(m[0][0],)],
     "bytes without a grant": lambda m: [(Ended(m[0][0].ticket, 0, Miss.NOT_FOUND), b"bytes")],
     "an end in the middle": lambda m: [m[0], (Ended(m[0][0].ticket, 1, None),)],
-    "a block over a slot": lambda m: [
-        (Granted(m[0][0].ticket, 0, (m[0][0].grants[0]._replace(length=BLOCK_BYTES + 1),)), m[0][1])
-    ],
-    "two grants at once": lambda m: [(Granted(m[0][0].ticket, 0, m[0][0].grants * 2), m[0][1])],
+    "a block over a slot": lambda m: [(replace(m[0][0], rows=longer(m[0][0])), m[0][1])],
+    "two grants at once": lambda m: [(replace(m[0][0], rows=m[0][0].rows * 2, tiers=bytes(2)), m[0][1])],
 }
 
 
@@ -157,7 +162,7 @@ BAD = {
 def test_a_peer_that_breaks_the_rules_is_dropped_and_its_slot_is_free(
     node: PoolNode, client: PoolClient, peer: PlayedPeer, what: str
 ):
-    client.acquire(chain(2), wait=False, source=peer.source, timeout_s=20.0)
+    client.acquire(chain(2), wait=False, sources=[peer.source], timeout_s=20.0)
     pull = peer.welcome()
     for header, *frames in BAD[what](messages(pull, key(1))):
         peer.say(header, *frames)
@@ -166,7 +171,7 @@ def test_a_peer_that_breaks_the_rules_is_dropped_and_its_slot_is_free(
     until(clean(node, committed=end.available), clients=(client,))
     assert node.stats()["corrupt"] == 0
     # The node is well: an honest peer's block lands.
-    client.acquire(chain(1, first=50), wait=False, source=peer.source, timeout_s=10.0)
+    client.acquire(chain(1, first=50), wait=False, sources=[peer.source], timeout_s=10.0)
     again = peer.welcome()
     for header, piece in messages(again, key(50)):
         peer.say(header, piece)
@@ -175,7 +180,7 @@ def test_a_peer_that_breaks_the_rules_is_dropped_and_its_slot_is_free(
 
 
 def test_a_word_of_another_incarnation_in_the_middle_ends_the_link(node: PoolNode, client: PoolClient, peer: PlayedPeer):
-    client.acquire(chain(1), wait=False, source=peer.source, timeout_s=20.0)
+    client.acquire(chain(1), wait=False, sources=[peer.source], timeout_s=20.0)
     first, second, *_ = messages(peer.welcome(), key(1))
     peer.say(*first)
     peer.incarnation = "i2"
@@ -185,13 +190,13 @@ def test_a_word_of_another_incarnation_in_the_middle_ends_the_link(node: PoolNod
 
 
 def test_bytes_spoiled_in_the_last_piece_are_noticed(node: PoolNode, client: PoolClient, peer: PlayedPeer):
-    client.acquire(chain(1), wait=False, source=peer.source, timeout_s=20.0)
+    client.acquire(chain(1), wait=False, sources=[peer.source], timeout_s=20.0)
     *most, (header, last) = messages(peer.welcome(), key(1))
     for message in most:
         peer.say(*message)
     peer.say(header, bytes(last[:-1]) + b"\xff")
     assert end_of(client).miss is Miss.CORRUPT
-    assert peer.hear(Release) == Release(1, False)
+    assert peer.hear(Release) == Release((1,), False)
     until(clean(node), clients=(client,))
     assert node.stats()["corrupt"] == 1
 
@@ -199,7 +204,7 @@ def test_bytes_spoiled_in_the_last_piece_are_noticed(node: PoolNode, client: Poo
 def test_a_peer_that_dies_in_the_middle_of_a_block_is_lost_at_once(node: PoolNode, client: PoolClient, open_socket: OpenSocket):
     router = open_socket(zmq.ROUTER)
     peer = PlayedPeer(router)
-    client.acquire(chain(1), wait=True, source=peer.source, timeout_s=20.0)
+    client.acquire(chain(1), wait=True, sources=[peer.source], timeout_s=20.0)
     peer.say(*messages(peer.welcome(), key(1))[0])
     until(lambda: node.stats()["slots_reserved"] == 1, clients=(client,))
     router.close(0)
@@ -210,7 +215,7 @@ def test_a_peer_that_dies_in_the_middle_of_a_block_is_lost_at_once(node: PoolNod
 def test_a_block_called_off_in_the_middle_gives_its_slot_back_and_the_link_goes_on(
     node: PoolNode, client: PoolClient, peer: PlayedPeer
 ):
-    ticket = client.acquire(chain(1), wait=True, source=peer.source, timeout_s=20.0)
+    ticket = client.acquire(chain(1), wait=True, sources=[peer.source], timeout_s=20.0)
     pull = peer.welcome()
     first, *rest = messages(pull, key(1))
     peer.say(*first)
@@ -220,9 +225,9 @@ def test_a_block_called_off_in_the_middle_gives_its_slot_back_and_the_link_goes_
     until(clean(node), clients=(client,))
     for message in rest:
         peer.say(*message)
-    assert peer.hear(Release) == Release(1, False)
+    assert peer.hear(Release) == Release((1,), False)
     # The same key once more, over the same link.
-    client.acquire(chain(1), wait=True, source=peer.source, timeout_s=20.0)
+    client.acquire(chain(1), wait=True, sources=[peer.source], timeout_s=20.0)
     again = peer.hear(Pull)
     assert isinstance(again, Pull)
     for message in messages(again, key(1), lease=2):
@@ -233,12 +238,12 @@ def test_a_block_called_off_in_the_middle_gives_its_slot_back_and_the_link_goes_
 
 
 def test_blocks_that_nobody_wants_are_received_and_forgotten(node: PoolNode, client: PoolClient, peer: PlayedPeer):
-    client.acquire(chain(1), wait=True, source=peer.source, timeout_s=20.0)
+    client.acquire(chain(1), wait=True, sources=[peer.source], timeout_s=20.0)
     pull = peer.welcome()
     for lease in range(2, 2 + 2 * SLOTS):
         for message in messages(pull, key(100 + lease), lease=lease):
             peer.say(*message)
-        assert peer.hear(Release) == Release(lease, False)
+        assert peer.hear(Release) == Release((lease,), False)
     until(clean_but_waiting(node), clients=(client,))
 
 
@@ -250,13 +255,13 @@ def test_two_peers_land_at_the_same_time(node: PoolNode, client: PoolClient, ope
     peers = [PlayedPeer(open_socket(zmq.ROUTER)) for _ in range(2)]
     pulls: list[Pull] = []
     for i, peer in enumerate(peers):
-        client.acquire([key(1 + i)], wait=False, source=peer.source, timeout_s=20.0)
+        client.acquire([key(1 + i)], wait=False, sources=[peer.source], timeout_s=20.0)
         pulls.append(peer.welcome())
     for step in zip(messages(pulls[0], key(1)), messages(pulls[1], key(2)), strict=True):
         for peer, message in zip(peers, step, strict=True):
             peer.say(*message)
     for peer, pull in zip(peers, pulls, strict=True):
-        assert peer.hear(Release) == Release(1, False)
+        assert peer.hear(Release) == Release((1,), False)
         peer.say(Ended(pull.ticket, 1, None))
     until(clean(node, committed=2))
     for k in (key(1), key(2)):
@@ -272,7 +277,7 @@ def test_a_turn_takes_a_bounded_number_of_bytes_and_the_peers_take_turns(open_so
     for number, peer in enumerate(played):
         links.start(StartFetch(number, Peer("played", peer.source.endpoint), (key(1),), False, 5.0), now=0.0)
         peer.hear(Hello)
-        peer.say(Welcome("played", 0, 0, SLOTS, BLOCK_BYTES, 3.0))
+        peer.say(Welcome("played", SLOTS, BLOCK_BYTES, 3.0))
     pulls = [pull for peer in played for pull in _hear_pull(links, peer)]
     for peer, pull in zip(played, pulls, strict=True):
         for lease in range(1, 13):

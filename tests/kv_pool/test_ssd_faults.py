@@ -227,6 +227,24 @@ def test_what_waits_behind_a_hanging_write_is_answered_at_once_what_hangs_later(
     scene.stop()
 
 
+def test_a_footer_waits_for_all_before_it_and_is_forgotten_when_the_disk_hangs(tmp_path: Path):
+    scene, faulty, filling, written = up_and_written(tmp_path, hang_s=0.2, threads=4)
+    faulty.fail("pwritev", error="hang", times=1)
+    hanging, _ = scene.batch(filling, [(key_of(10), PAGE)], slot=4)
+    scene.disk.write(hanging)
+    assert faulty.hanging.acquire(timeout=DEADLINE_S)
+    sealing, [sealed] = scene.batch(filling, [(key_of(11), PAGE)], slot=5, seal=True)
+    scene.disk.write(sealing)
+    assert scene.wait_for(DiskDown) == DiskDown("hung")
+    assert scene.wait_for(BatchWritten, sealing.id) == BatchWritten(sealing.id, False, 2 * PAGE), "its record, not its footer"
+    faulty.release()
+    assert not scene.wait_for(BatchWritten, hanging.id).ok
+    [found] = scene.wait_for(DiskUp).segments
+    assert not found.sealed
+    assert all(scene.reads_right(block) for block in [*written, sealed])
+    scene.stop()
+
+
 def test_a_disk_that_hangs_while_it_is_opened_does_not_hold_the_start(tmp_path: Path):
     faulty = FaultyFileSystem()
     faulty.fail("listdir", error="hang", times=1)

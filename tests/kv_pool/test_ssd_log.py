@@ -16,7 +16,7 @@ from kv_pool.ssd.budget import WriteBudget
 from kv_pool.ssd.index import Index
 from kv_pool.ssd.log import Missing, SsdLog
 from kv_pool.ssd.plan import Candidate, Refusal
-from kv_pool.ssd.records import PAGE, FooterEntry, Place, RecoveredSegment, WriteBatch, batch_bytes, record_pages
+from kv_pool.ssd.records import PAGE, FooterEntry, Place, RecoveredSegment, WriteBatch, batch_bytes
 from kv_pool.ssd.segments import SegmentState
 from tests.kv_pool.ssd_twin import Medium, key_of
 
@@ -552,6 +552,7 @@ def test_write_amplification_of_twenty_times_the_capacity() -> None:
 MEASURE = """
 import gc
 from tests.kv_pool.test_ssd_log import *
+from kv_pool.ssd.records import record_pages
 
 def resident():
     gc.collect()

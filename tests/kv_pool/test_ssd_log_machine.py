@@ -77,7 +77,7 @@ class SsdLogMachine(RuleBasedStateMachine):
             parent = key_of((number - 1) // 3) if number > 3 else None
             chain.append(Candidate(key_of(number), parent, self.slots, 16, length, number, retention, b"m"))
         wanted = self.twin.wanted(chain, self.now)
-        ancestors = {key_of(number) for number in path}
+        ancestors = self.ancestors(chain)
         refusal = self.log.refusal(chain, self.now)
         before = self.log.stats(self.now)
         batches, dropped = self.log.write(chain, self.now)
@@ -94,6 +94,16 @@ class SsdLogMachine(RuleBasedStateMachine):
         self.twin.write(wanted, self.now)
         self.send(batches)
         assert {w.key for w in self.twin.underway()} >= {c.key for c in wanted}
+
+    def ancestors(self, chain: list[Candidate]) -> set[BlockKey]:
+        """What is here of the chain, and of what it follows without a gap."""
+        found = {candidate.key for candidate in chain if self.twin.here(candidate.key)}
+        above = chain[0].parent
+        while above is not None and self.twin.here(above):
+            found.add(above)
+            number = (int.from_bytes(above, "big") - 1) // 3
+            above = key_of(number) if number else None
+        return found
 
     @precondition(lambda self: self.up)
     @rule(leaves=st.lists(st.integers(1, KEYS), min_size=1, max_size=4), length=st.sampled_from([100, PAGE + 1]))

@@ -68,7 +68,15 @@ class FakeNode:
         return FakeSnapshot(self.id, self.incarnation, self.sequence, {"dram": self.keys})
 
     def report(self) -> NodeReport:
-        load = NodeLoad(f"tcp://{self.id}/{self.incarnation}", f"tcp://{self.id}/events", 100, 50, BLOCK_BYTES, self.sequence)
+        load = NodeLoad(
+            f"tcp://{self.id}/{self.incarnation}",
+            f"tcp://{self.id}/events",
+            100,
+            50,
+            BLOCK_BYTES,
+            f"tcp://{self.id}/{self.incarnation}",
+            sequence=self.sequence,
+        )
         return NodeReport(self.id, self.incarnation, load)
 
     def _batch(self, event: BlockStored | BlockRemoved) -> EventBatch:

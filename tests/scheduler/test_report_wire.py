@@ -17,7 +17,9 @@ from scheduler.report import FINISHED_MAX, REPORT_BYTES_MAX, MalformedReportErro
 
 PREFILL = PrefillLoad(3, 1, 2000, (("r", 0, 100, 64, 0.25),))
 DECODE = DecodeLoad(1, 2, 30, 100, 0.02, (("r", 1),))
-NODE = {"endpoint": "tcp://h:1", "events": "tcp://h:2", "slots_total": 10, "slots_free": 4, "slot_bytes": 4096}
+NODE = {
+    "endpoint": "tcp://h:1", "events": "tcp://h:2", "local": "unix:@n", "slots_total": 10, "slots_free": 4, "slot_bytes": 4096,
+}  # fmt: skip
 
 
 def wire(role: str, load: dict[str, Any], **changes: Any) -> bytes:
@@ -30,10 +32,10 @@ def wire(role: str, load: dict[str, Any], **changes: Any) -> bytes:
 def test_reads_what_members_write() -> None:
     assert read_report(wire("prefill", PREFILL.to_wire())) == WorkerReport("x-0", "a", "x-0", "node-0", 2, PREFILL)
     assert read_report(wire("decode", DECODE.to_wire())) == WorkerReport("x-0", "a", "x-0", "node-0", 2, DECODE)
-    assert read_report(wire("node", NODE)) == NodeReport("x-0", "a", NodeLoad("tcp://h:1", "tcp://h:2", 10, 4, 4096))
-    more = NODE | {"sequence": 7, "pulls": [["node-1", 1000, 0.5]]}
+    assert read_report(wire("node", NODE)) == NodeReport("x-0", "a", NodeLoad("tcp://h:1", "tcp://h:2", 10, 4, 4096, "unix:@n"))
+    more = NODE | {"sequence": 7, "pulls": [["node-1", 1000, 0.5]], "draining": True}
     assert read_report(wire("node", more)) == NodeReport(
-        "x-0", "a", NodeLoad("tcp://h:1", "tcp://h:2", 10, 4, 4096, 7, (("node-1", 1000, 0.5),))
+        "x-0", "a", NodeLoad("tcp://h:1", "tcp://h:2", 10, 4, 4096, "unix:@n", True, 7, (("node-1", 1000, 0.5),))
     )
 
 
@@ -64,6 +66,8 @@ BAD = {
     "long id": wire("prefill", PREFILL.to_wire(), id="x" * 1000),
     "negative fence": wire("prefill", PREFILL.to_wire(), fence=-1),
     "no endpoint": wire("node", NODE | {"endpoint": None}),
+    "no local endpoint": wire("node", {k: v for k, v in NODE.items() if k != "local"}),
+    "draining of a wrong type": wire("node", NODE | {"draining": 1}),
     "malformed pulls": wire("node", NODE | {"pulls": [[1]]}),
     "over the limit": b"\x00" * (REPORT_BYTES_MAX + 1),
 }

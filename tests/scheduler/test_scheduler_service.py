@@ -98,6 +98,7 @@ class Cluster:
     def node_load(self) -> dict[str, Any]:
         return {
             "endpoint": f"tcp://node/{self.node.incarnation}", "events": self.events_endpoint, "slots_total": 100,
+            "local": f"tcp://node/{self.node.incarnation}",
             "slots_free": 9, "slot_bytes": BLOCK_BYTES, "sequence": self.node.sequence,
         }  # fmt: skip
 

@@ -33,7 +33,7 @@ events = st.one_of(
     st.builds(Tokens, ids, attempts, st.integers(0, 10**6), st.tuples(token), st.tuples(logprobs)),
     st.builds(Finished, ids, attempts, st.sampled_from(FinishReason)),
     st.builds(Failed, ids, attempts, st.sampled_from(FailureCause), st.text(max_size=30)),
-    st.builds(PrefillDone, ids, attempts, token, token, token, token, floats, floats, floats),
+    st.builds(PrefillDone, ids, attempts, token, token, token, token, token, floats, floats, floats),
     st.builds(DecodeStarted, ids, attempts, floats),
 )
 

@@ -350,14 +350,18 @@ class SsdDisk:
         assert self._store is not None
         self._answer_dropped(self._store.abandon())
 
-    def _answer_dropped(self, dropped: list[ReadRecord | WriteBatch]) -> None:
+    def _answer_dropped(self, dropped: list[ReadRecord | WriteBatch | Wrote]) -> None:
         """No to those that never started, and to those whose answer was only waiting for others before it."""
         for order in dropped:
-            if isinstance(order, ReadRecord):
-                self._reads.discard(order.id)
-                self._events.append(RecordRead(order.id, None, IO_FAULT))
-            else:
-                self._writes[order.id] = BatchWritten(order.id, False, 0)
+            match order:
+                case ReadRecord():
+                    self._reads.discard(order.id)
+                    self._events.append(RecordRead(order.id, None, IO_FAULT))
+                case WriteBatch():
+                    self._writes[order.id] = BatchWritten(order.id, False, 0)
+                case Wrote():
+                    self._counts["ssd_bytes_written"] += order.bytes_written
+                    self._writes[order.batch] = BatchWritten(order.batch, False, order.bytes_written)
         for number, answer in self._writes.items():
             if answer is not None:
                 self._writes[number] = BatchWritten(number, False, answer.bytes_written)

@@ -9,7 +9,7 @@ import errno
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kv_pool.ssd.disk.budget_file import load_budget, save_budget
 from kv_pool.ssd.disk.directory import Directory, DirectoryInUseError, ForeignDeviceError
@@ -142,10 +142,9 @@ class Store:
         return self._workers.submit(Job(lambda: self._read(job), order=job))
 
     def write(self, batch: WriteBatch) -> bool:
-        """False where the end has begun. A batch that opens or seals its segment is on the medium after all before it and before
-        all behind it."""
-        alone = batch.opens or batch.footer is not None
-        return self._workers.submit(Job(lambda: self._write(batch), group=batch.segment, alone=alone, order=batch))
+        """False where the end has begun. A segment's header page is on the medium before what is behind it in the same segment,
+        a footer after all that came before. Between these two, batches run side by side."""
+        return self._workers.submit(Job(lambda: self._write(batch), group=batch.segment, alone=batch.opens, order=batch))
 
     def save_budget(self, packed: bytes) -> bool:
         return self._workers.submit(Job(lambda: self._save_budget(packed), group=BUDGET_GROUP, alone=True))
@@ -157,10 +156,11 @@ class Store:
         """Do what was asked, then close. The last outcome is :class:`Closed`."""
         self._workers.end(Job(self._close))
 
-    def abandon(self) -> list[ReadRecord | WriteBatch]:
-        """Close when the threads are back. What has not started is returned, and has no outcome."""
+    def abandon(self) -> list[ReadRecord | WriteBatch | Wrote]:
+        """Close when the threads are back. What has not started is returned, and has no outcome; of a batch that only lacks its
+        footer, that is what came of it."""
         dropped = self._workers.abandon(Job(self._close))
-        return [job.order for job in dropped if isinstance(job.order, ReadRecord | WriteBatch)]
+        return [job.order for job in dropped if isinstance(job.order, ReadRecord | WriteBatch | Wrote)]
 
     # --- on the threads -----------------------------------------------------------------------------------------------------
 
@@ -276,17 +276,32 @@ class Store:
         self._finish(outcome)
 
     def _write(self, batch: WriteBatch) -> None:
-        assert self._transfers is not None
+        transfers = self._transfers
+        assert transfers is not None
         tried: list[int] = []
+        wrote = self._try_write(batch, tried, lambda: transfers.write(batch, tried.append, self._workers.no_longer_alone))
+        footer = batch.footer
+        if wrote.ok and footer is not None:
+
+            def seal() -> None:
+                self._finish(self._try_write(batch, tried, lambda: transfers.seal(batch, footer, tried.append)))
+
+            # Behind everything that was asked of this segment before: all of it is on the medium by then.
+            wrote = replace(wrote, ok=False)  # not before it is sealed
+            if self._workers.submit_next(Job(seal, group=batch.segment, alone=True, order=wrote)):
+                return
+        self._finish(wrote)
+
+    def _try_write(self, batch: WriteBatch, tried: list[int], write: Callable[[], None]) -> Wrote:
         ok, reason = False, None
         try:
-            self._transfers.write(batch, tried.append)
+            write()
             ok = True
         except OSError as error:
             reason = reason_of(error)
         except Exception:
             log.exception("ssd: batch %d was not written", batch.id)
-        self._finish(Wrote(batch.id, batch.segment, ok, sum(tried), reason))
+        return Wrote(batch.id, batch.segment, ok, sum(tried), reason)
 
     def _save_budget(self, packed: bytes) -> None:
         assert self._directory is not None

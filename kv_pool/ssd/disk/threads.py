@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
     """``run`` catches what it knows; ``group`` and ``alone`` order writes: of one group, a job that is ``alone`` starts when all
-    before it have ended and is over before any after it starts. None: a read, which waits for nobody."""
+    before it have ended and is over (or says :meth:`Workers.no_longer_alone`) before any after it starts. No group: a read, which
+    waits for nobody."""
 
     run: Callable[[], None]
     group: int | None = None
@@ -45,6 +46,7 @@ class Workers:
         self._since: dict[int, float] = {}
         self._changed = threading.Condition()
         self._ending = False
+        self._abandoned = False
         self._last: Job | None = None
         self._threads = [threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True) for i in range(threads)]
 
@@ -61,6 +63,22 @@ class Workers:
             self._changed.notify()
             return True
 
+    def submit_next(self, job: Job) -> bool:
+        """From a running job, what is to follow it; also after :meth:`end`. False after :meth:`abandon`."""
+        with self._changed:
+            if self._abandoned:
+                return False
+            self._writes.append(job)
+            self._changed.notify()
+            return True
+
+    def no_longer_alone(self) -> None:
+        """From a running job: those behind it may start."""
+        thread = threading.get_ident()
+        with self._changed:
+            self._running[thread] = replace(self._running[thread], alone=False)
+            self._changed.notify_all()
+
     def end(self, last: Job) -> None:
         """Take nothing more. When all is done, run ``last``; then the threads end."""
         with self._changed:
@@ -74,6 +92,7 @@ class Workers:
             waiting = [*self._reads, *self._writes]
             self._reads.clear()
             self._writes.clear()
+            self._abandoned = True
             self.end(last)
             return waiting
 

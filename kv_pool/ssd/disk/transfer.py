@@ -57,20 +57,40 @@ class Transfers:
             return None
         return record if checksum(payload[: record.length]) == record.checksum else None
 
-    def write(self, batch: WriteBatch, count: Callable[[int], None]) -> None:
-        """All of ``batch``, on the medium when this returns. ``count`` is called with the bytes of each write before it is tried.
-        Raises OSError, ValueError (the batch contradicts itself)."""
+    def write(self, batch: WriteBatch, count: Callable[[int], None], opened: Callable[[], None]) -> None:
+        """All of ``batch`` but its footer, on the medium when this returns. ``count`` is called with the bytes of each write
+        before it is tried, ``opened`` when the segment's header page is on the medium. Raises OSError, ValueError (the batch
+        contradicts itself)."""
         self._check(batch)
         with self._files.using(batch.segment, create=True) as file, self._scratch.buffer() as scratch:
             file.allocate()
             if batch.opens:
                 self._open_segment(file, batch, scratch, count)
+                opened()
             for items in _calls(batch.records):
                 buffers = self._encode(items, scratch)
                 count(sum(map(len, buffers)))
                 file.write(buffers, items[0].place.page)
-            if batch.footer is not None:
-                self._seal(file, batch, batch.footer, scratch, count)
+            file.sync()
+            file.check_linked()
+
+    def seal(self, batch: WriteBatch, footer: Footer, count: Callable[[int], None]) -> None:
+        """The footer and trailer, on the medium when this returns; all that they name must be there before. Raises OSError,
+        ValueError (it does not fit)."""
+        content = encode_footer(footer.entries)
+        last = self._segment_pages - 1
+        if footer.page * PAGE + len(content) > last * PAGE:
+            raise ValueError(f"batch {batch.id}: a footer of {len(content)} bytes does not fit at page {footer.page}")
+        trailer = encode_trailer(self._store, batch.segment, batch.generation, footer.page, len(footer.entries), content)
+        with self._files.using(batch.segment) as file, self._scratch.buffer() as scratch:
+            if content:
+                table = memoryview(mmap.mmap(-1, len(content))) if len(content) > len(scratch) else scratch[: len(content)]
+                table[:] = content
+                count(len(content))
+                file.write([table], footer.page)
+            scratch[:PAGE] = trailer
+            count(PAGE)
+            file.write([scratch[:PAGE]], last)
             file.sync()
             file.check_linked()
 
@@ -109,23 +129,6 @@ class Transfers:
                 last[length - whole :] = bytes(PAGE - (length - whole))
                 buffers.append(last)
         return buffers
-
-    def _seal(
-        self, file: SegmentFile, batch: WriteBatch, footer: Footer, scratch: memoryview, count: Callable[[int], None]
-    ) -> None:
-        content = encode_footer(footer.entries)
-        last = self._segment_pages - 1
-        if footer.page * PAGE + len(content) > last * PAGE:
-            raise ValueError(f"batch {batch.id}: a footer of {len(content)} bytes does not fit at page {footer.page}")
-        trailer = encode_trailer(self._store, batch.segment, batch.generation, footer.page, len(footer.entries), content)
-        if content:
-            table = memoryview(mmap.mmap(-1, len(content))) if len(content) > len(scratch) else scratch[: len(content)]
-            table[:] = content
-            count(len(content))
-            file.write([table], footer.page)
-        scratch[:PAGE] = trailer
-        count(PAGE)
-        file.write([scratch[:PAGE]], last)
 
 
 def _calls(records: tuple[WriteRecord, ...]) -> Iterator[list[WriteRecord]]:

@@ -166,6 +166,13 @@ class Worker:
         _require_all(events[-1], keys)
         return seconds
 
+    def has(self, key: BlockKey) -> bool:
+        """Whether the node can lease the block now."""
+        self._acquire([key], None)
+        events = self.wait(AcquireEnded)
+        self.client.release(block.lease for event in events if isinstance(event, Granted) for block in event.blocks)
+        return events[-1].available == 1
+
     def _acquire(self, keys: list[BlockKey], source: Source | None) -> None:
         self.client.acquire(keys, wait=False, sources=() if source is None else (source,), timeout_s=WAIT_S)
 

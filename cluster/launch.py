@@ -173,7 +173,9 @@ def _actor(
 def _start_scheduler(config: ClusterConfig, actors: dict[str, Any]) -> None:
     from scheduler.actor import SchedulerActor
 
-    actors[SCHEDULER] = _actor(config, SchedulerActor, SCHEDULER).remote(config.scheduler.model_dump(mode="json"))
+    actors[SCHEDULER] = _actor(config, SchedulerActor, SCHEDULER).remote(
+        config.scheduler.model_dump(mode="json"), config.pool.curve.model_dump()
+    )
 
 
 def _start_workers(config: ClusterConfig, actors: dict[str, Any], files: Any) -> None:

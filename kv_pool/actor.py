@@ -9,6 +9,7 @@ from typing import Any, Final
 from kv_pool.heartbeat import HeartbeatSender
 from kv_pool.service import PoolNode
 from kv_pool.settings import PoolSettings, SsdSettings
+from kv_pool.transport.curve import CurveKeys
 
 RESOLVE_TIMEOUT_S: Final = 2.0
 
@@ -22,17 +23,19 @@ class PoolNodeActor:
     ) -> None:  # fmt: skip
         logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._scheduler_name, self._namespace = scheduler_name, namespace
+        pool = PoolSettings(**settings)
         self._node = PoolNode(
             node_id=node_id,
             slot_bytes=slot_bytes,
-            settings=PoolSettings(**settings),
+            settings=pool,
             ssd=SsdSettings(**ssd),
             block_tokens=block_tokens,
         )
         self._node.start()
         self._heartbeat = HeartbeatSender(
-            resolve=self._resolve_scheduler, payload=self._payload, on_reply=lambda _: None, period_s=heartbeat_s
-        )
+            resolve=self._resolve_scheduler, payload=self._payload, on_reply=lambda _: None, period_s=heartbeat_s,
+            keys=CurveKeys.load(pool.curve),
+        )  # fmt: skip
         self._heartbeat.start()
 
     def describe(self) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from typing import Any, Final, cast
 import msgpack
 import zmq
 
+from kv_pool.transport.curve import CurveKeys, connect
+
 log = logging.getLogger(__name__)
 
 SILENT_PERIODS: Final = 4
@@ -48,6 +50,7 @@ class HeartbeatSender:
         payload: Callable[[], dict[str, Any]],
         on_reply: Callable[[dict[str, Any]], None],
         period_s: float,
+        keys: CurveKeys | None = None,
     ) -> None:
         if period_s <= 0:
             raise ValueError(f"period_s must be positive, got {period_s}")
@@ -55,6 +58,7 @@ class HeartbeatSender:
         self._payload = payload
         self._on_reply = on_reply
         self._period_s = period_s
+        self._keys = keys
         self._stopping = threading.Event()
         self._wake_read, self._wake_write = -1, -1
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -117,7 +121,7 @@ class HeartbeatSender:
         # Only a living connection takes messages: a scheduler that comes back must not get a row of old reports.
         socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
-            socket.connect(endpoint)
+            connect(socket, endpoint, self._keys)
         except zmq.ZMQError as error:
             log.warning("heartbeat: cannot connect: %s", error)
             socket.close()

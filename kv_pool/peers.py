@@ -44,6 +44,7 @@ from kv_pool.node.messages import (
 )
 from kv_pool.node.stimuli import BlockArrived, BlockLanded, FetchEnded, FetchStalled, StartFetch
 from kv_pool.transport.codec import ANSWERS, MalformedMessageError, decode, encode
+from kv_pool.transport.curve import CurveKeys, connect
 from kv_pool.transport.pieces import Landing
 from kv_pool.transport.sockets import make_socket
 
@@ -108,10 +109,19 @@ class PeerLinks:
     """Owned by the node's I/O thread. ``window`` (the credits of a pull) bounds the blocks on the way from one peer, and with it
     the memory that they take."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], *, slot_bytes: int, window: int, dead_after_s: float) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        slot_bytes: int,
+        window: int,
+        dead_after_s: float,
+        keys: CurveKeys | None = None,
+    ) -> None:
         self._context = context
         self._slot_bytes = slot_bytes
         self._window = window
+        self._keys = keys
         self._dead_after_s = dead_after_s
         self._links: dict[str, _Link] = {}
         self._ended: list[BlockLanded | FetchEnded] = []
@@ -201,7 +211,7 @@ class PeerLinks:
         monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         link = _Link(peer, socket, monitor, heard_at=now, used_at=now, next_keepalive=now)
         try:
-            socket.connect(peer.endpoint)
+            connect(socket, peer.endpoint, self._keys)
         except zmq.ZMQError:
             self._close(link)
             return None

@@ -51,6 +51,7 @@ from kv_pool.ssd.disk.disk import SsdDisk
 from kv_pool.ssd.make import segment_bytes, segment_count
 from kv_pool.ssd.records import DiskDown, ReadRecord, WriteBatch
 from kv_pool.transport.codec import QUESTIONS, REQUESTS, MalformedMessageError, decode, encode
+from kv_pool.transport.curve import CurveKeys, Gatekeeper, check_host
 from kv_pool.transport.memory import keep_freed_memory
 from kv_pool.transport.pieces import cut, pieces_of
 from kv_pool.transport.process import Watched
@@ -72,7 +73,8 @@ class PoolNode:
 
     Three doors: ``local_endpoint`` for workers of this machine, ``endpoint`` for other nodes and questions, ``events_endpoint``
     where it publishes; the latter two on ``host``. ``block_tokens``: what a public block must hold; None where any count will do.
-    Raises ValueError where fewer than ``SLOTS_MIN`` slots fit, OSError where memory or ports lack.
+    Raises ValueError where fewer than ``SLOTS_MIN`` slots fit or keys lack (:class:`CurveKeyError`), OSError where memory or ports
+    lack.
     """
 
     def __init__(
@@ -89,6 +91,8 @@ class PoolNode:
             raise ValueError(
                 f"pool.dram: {settings.dram} holds {slots} blocks of {slot_bytes} bytes, at least {SLOTS_MIN} are needed"
             )
+        keys = CurveKeys.load(settings.curve)
+        check_host(settings.host, keys)
         self.node_id = node_id
         self.incarnation = uuid.uuid4().hex[:16]
         self._settings = settings
@@ -96,11 +100,12 @@ class PoolNode:
         self._state = self._make_state(slots, slot_bytes, block_tokens)
         self._arena = Arena.create(slots, slot_bytes)
         self._context = zmq.Context()
+        self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
         waiting_max = MESSAGES_WAITING_MAX + settings.fetch_inflight_blocks * pieces_of(slot_bytes)
         self._router = make_socket(self._context, zmq.ROUTER, waiting_max=waiting_max)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a client that is gone is an error here, not a silent loss
-        self.endpoint = bind(self._router, settings.host)
-        self._events = EventPublisher(self._context, settings.host, node_id, self.incarnation)
+        self.endpoint = bind(self._router, settings.host, keys)
+        self._events = EventPublisher(self._context, settings.host, node_id, self.incarnation, keys)
         self.events_endpoint = self._events.endpoint
         self._local = LocalClients(f"moonpool-{self.incarnation}")
         self.local_endpoint = self._local.endpoint
@@ -109,6 +114,7 @@ class PoolNode:
             slot_bytes=slot_bytes,
             window=settings.fetch_inflight_blocks,
             dead_after_s=settings.client_dead_s,
+            keys=keys,
         )
         self._processes = Watched()
         self._gone: list[str] = []
@@ -248,6 +254,8 @@ class PoolNode:
         self._events.close()
         self._local.close()
         self._router.close(0)
+        if self._gatekeeper is not None:
+            self._gatekeeper.close()
         self._context.destroy(linger=0)  # lets go of the slots that were being sent
         self._processes.keep_only(set())
         self._arena.close()

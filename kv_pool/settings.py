@@ -35,6 +35,15 @@ class SsdSettings(BaseModel):
     retry_s: Annotated[float, Field(gt=0, description="First pause before a disk that failed is tried again; doubles.")] = 2.0
 
 
+class CurveSettings(BaseModel):
+    """Keys of a process that talks to nodes off loopback."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    secret_key_file: str = ""
+    allowed_keys: str = ""
+
+
 class PoolSettings(BaseModel):
     """One pool node runs on each machine (several on one machine where ``nodes`` asks for it)."""
 
@@ -43,6 +52,16 @@ class PoolSettings(BaseModel):
     nodes: Annotated[int, Field(ge=1, le=1024, description="Pool nodes in the cluster.")] = 1
     dram: Annotated[str, Field(description="DRAM of one node's arena (bytes, or with KiB/MiB/GiB).")] = "2GiB"
     host: Annotated[str, Field(description="Address that a node binds; loopback unless set.")] = "127.0.0.1"
+    curve_secret_key_file: Annotated[
+        str,
+        Field(
+            description="File with this cluster's or node's CURVE key pair (`moonpool pool keys DIR` makes one); needed "
+            "where `pool.host` is not loopback."
+        ),
+    ] = ""
+    curve_allowed_keys: Annotated[
+        str, Field(description="Directory of public keys (`*.key`), or one such file, that are let in beside the node's own.")
+    ] = ""
     lease_s: Annotated[float, Field(gt=0, description="Life of a read lease and of a reservation that nobody renews.")] = 10.0
     client_dead_s: Annotated[
         float, Field(gt=0, description="Silence after which a worker's leases and reservations are taken back.")
@@ -74,6 +93,10 @@ class PoolSettings(BaseModel):
     def retention_classes(self) -> dict[str, float]:
         """Seconds that a block of each class lives on SSD, in order: a class's place is its number."""
         return dict(map(parse_retention, self.retention))
+
+    @property
+    def curve(self) -> CurveSettings:
+        return CurveSettings(secret_key_file=self.curve_secret_key_file, allowed_keys=self.curve_allowed_keys)
 
 
 def parse_retention(text: str) -> tuple[str, float]:

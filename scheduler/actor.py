@@ -3,19 +3,24 @@ one ``async def`` would move all of them onto one event loop."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from kv_pool.events.snapshot import fetch_snapshot
+from kv_pool.settings import CurveSettings
+from kv_pool.transport.curve import CurveKeys
 from scheduler.plan import Plan, Rejection, RouteRequest, SchedulerSettings
 from scheduler.service import SchedulerService
 
 
 class SchedulerActor:
-    """``settings`` is the dumped ``scheduler:`` section. State is soft: a restarted scheduler learns of workers, nodes and blocks
-    from their next heartbeats and snapshots."""
+    """``settings`` is the dumped ``scheduler:`` section, ``curve`` the keys to talk to nodes with. State is soft: a restarted
+    scheduler learns of workers, nodes and blocks from their next heartbeats and snapshots."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self._service = SchedulerService(SchedulerSettings(**settings), fetch=fetch_snapshot)
+    def __init__(self, settings: dict[str, Any], curve: dict[str, str] | None = None) -> None:
+        keys = CurveKeys.load(CurveSettings(**curve or {}))
+        fetch = functools.partial(fetch_snapshot, keys=keys)
+        self._service = SchedulerService(SchedulerSettings(**settings), fetch=fetch, keys=keys)
         self._service.start()
 
     def endpoints(self) -> dict[str, str]:

@@ -23,6 +23,7 @@ import msgpack
 import zmq
 
 from kv_pool.events.codec import BATCH_BYTES_MAX, MalformedEventError, decode_batch
+from kv_pool.transport.curve import CurveKeys, address_of, connect
 from scheduler.messages import (
     BlocksChanged,
     Event,
@@ -55,13 +56,20 @@ JOIN_TIMEOUT_S: Final = 5.0
 
 
 class SchedulerService:
-    """``start`` binds and runs, ``stop`` joins. All other methods are for any thread and wait for nothing but the lock."""
+    """``keys`` are needed where nodes are off loopback. ``start`` binds and runs, ``stop`` joins. All other methods are for any
+    thread and wait for nothing but the lock."""
 
     def __init__(
-        self, settings: SchedulerSettings, *, fetch: SnapshotFetcher, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: SchedulerSettings,
+        *,
+        fetch: SnapshotFetcher,
+        clock: Callable[[], float] = time.monotonic,
+        keys: CurveKeys | None = None,
     ) -> None:
         self._state = SchedulerState(settings)
         self._clock = clock
+        self._keys = keys
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._wake_up = WakeUp()
@@ -203,13 +211,13 @@ class SchedulerService:
 
     def _follow(self, endpoint: str) -> None:
         try:
-            self._events.connect(endpoint)
+            connect(self._events, endpoint, self._keys)
         except zmq.ZMQError as error:
             log.warning("events: cannot connect: %s", error)  # the node is then known by its snapshots only
 
     def _unfollow(self, endpoint: str) -> None:
         try:
-            self._events.disconnect(endpoint)
+            self._events.disconnect(address_of(endpoint))
         except zmq.ZMQError as error:
             log.info("events: was not connected: %s", error)
 

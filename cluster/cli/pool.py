@@ -53,8 +53,8 @@ def inspect(
     from cluster.client.errors import MoonpoolError
 
     try:
-        admin = _admin(url, admin_key)
-        found = [admin.node(node) for node in nodes] if nodes else admin.nodes()
+        with _admin(url, admin_key) as admin:
+            found = [admin.node(node) for node in nodes] if nodes else admin.nodes()
     except MoonpoolError as error:
         raise _cannot(error) from None
     if as_json:
@@ -92,19 +92,19 @@ def drain(
     from cluster.cli.pool_drain import wait_empty
     from cluster.client.errors import MoonpoolError
 
-    try:
-        admin = _admin(url, admin_key)
-        told = admin.drain(node, enable=not undo)
-    except MoonpoolError as error:
-        raise _cannot(error) from None
-    if undo:
-        typer.echo(f"{node} is in use again")
-        return
-    try:
-        empty = wait_empty(told, lambda: admin.node(node), timeout_s=timeout, say=typer.echo)
-    except KeyboardInterrupt:
-        typer.echo(f"{node} is still being drained: 'moonpool pool drain {node}' waits again, --undo takes it back", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+    with _admin(url, admin_key) as admin:
+        try:
+            told = admin.drain(node, enable=not undo)
+        except MoonpoolError as error:
+            raise _cannot(error) from None
+        if undo:
+            typer.echo(f"{node} is in use again")
+            return
+        try:
+            empty = wait_empty(told, lambda: admin.node(node), timeout_s=timeout, say=typer.echo)
+        except KeyboardInterrupt:
+            typer.echo(f"{node} is still being drained: 'moonpool pool drain {node}' waits again, --undo takes it back", err=True)
+            raise typer.Exit(INTERRUPTED) from None
     raise typer.Exit(0 if empty else 1)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 from urllib.parse import quote
 
 from cluster.client import transport
@@ -37,6 +38,12 @@ class PoolAdmin:
 
     def close(self) -> None:
         self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
 
 
 def _node(node: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import zmq
 
 from kv_pool.events.codec import encode_batch
 from kv_pool.events.types import BlockEvent, EventBatch
+from kv_pool.transport.curve import CurveKeys
 from kv_pool.transport.sockets import bind, make_socket
 
 EVENTS_PER_BATCH_MAX: Final = 512
@@ -23,9 +24,11 @@ class EventPublisher:
     """Owned by the node's I/O thread. A reader that falls behind loses batches (zmq drops them), sees the gap in the sequence and
     asks for a replay or a snapshot."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str, node_id: str, incarnation: str) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], host: str, node_id: str, incarnation: str, keys: CurveKeys | None = None
+    ) -> None:
         self._socket = make_socket(context, zmq.PUB)
-        self.endpoint = bind(self._socket, host)
+        self.endpoint = bind(self._socket, host, keys)
         self.node_id = node_id
         self.incarnation = incarnation
         self._waiting: list[BlockEvent] = []

@@ -6,6 +6,7 @@ import zmq
 
 from kv_pool.node.messages import Question
 from kv_pool.transport.codec import encode
+from kv_pool.transport.curve import CurveKeys, connect
 from kv_pool.transport.sockets import make_socket
 
 
@@ -13,12 +14,12 @@ class NoAnswerError(Exception):
     """The node is not there, or did not answer in time."""
 
 
-def ask(endpoint: str, question: Question, timeout_s: float, *, bytes_max: int) -> list[bytes]:
+def ask(endpoint: str, question: Question, timeout_s: float, *, bytes_max: int, keys: CurveKeys | None = None) -> list[bytes]:
     """The frames of the answer, each at most ``bytes_max`` long. Blocks at most ``timeout_s``; raises :class:`NoAnswerError`."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = make_socket(context, zmq.DEALER, bytes_max=bytes_max)
     try:
-        socket.connect(endpoint)
+        connect(socket, endpoint, keys)
         socket.send(encode(question, ""))
         if not socket.poll(int(timeout_s * 1000)):
             raise NoAnswerError(f"no answer in {timeout_s:g} s")

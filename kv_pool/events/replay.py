@@ -9,6 +9,7 @@ from kv_pool.events.codec import BATCH_BYTES_MAX, MalformedEventError, decode_ba
 from kv_pool.events.question import NoAnswerError, ask
 from kv_pool.events.types import EventBatch
 from kv_pool.node.messages import AskEvents
+from kv_pool.transport.curve import CurveKeys
 
 FRAMES_PER_BATCH: Final = 3
 GONE: Final = b"gone"
@@ -19,11 +20,11 @@ class EventsGoneError(Exception):
     """The node keeps these batches no longer, or does not answer: take a snapshot."""
 
 
-def fetch_events(endpoint: str, first: int, timeout_s: float) -> list[EventBatch]:
+def fetch_events(endpoint: str, first: int, timeout_s: float, keys: CurveKeys | None = None) -> list[EventBatch]:
     """Batch ``first`` and all later ones of the node at ``endpoint`` (its control endpoint). Blocks at most ``timeout_s``; raises
     :class:`EventsGoneError`."""
     try:
-        status, *frames = ask(endpoint, AskEvents(first), timeout_s, bytes_max=BATCH_BYTES_MAX)
+        status, *frames = ask(endpoint, AskEvents(first), timeout_s, bytes_max=BATCH_BYTES_MAX, keys=keys)
         if status != HERE or len(frames) % FRAMES_PER_BATCH:
             raise EventsGoneError(f"{endpoint}: batch {first} is not kept")
         return [decode_batch(frames[i : i + FRAMES_PER_BATCH]) for i in range(0, len(frames), FRAMES_PER_BATCH)]

@@ -10,6 +10,7 @@ import msgpack
 from kv_pool.events.question import NoAnswerError, ask
 from kv_pool.keys import KEY_BYTES, BlockKey
 from kv_pool.node.messages import AskSnapshot
+from kv_pool.transport.curve import CurveKeys
 
 SNAPSHOT_BYTES_MAX: Final = 256 * 1024 * 1024
 
@@ -28,10 +29,10 @@ class Snapshot:
     keys_by_medium: dict[str, tuple[BlockKey, ...]]
 
 
-def fetch_snapshot(endpoint: str, timeout_s: float) -> Snapshot:
+def fetch_snapshot(endpoint: str, timeout_s: float, keys: CurveKeys | None = None) -> Snapshot:
     """Ask the node at ``endpoint`` (its control endpoint). Blocks at most ``timeout_s``; raises :class:`SnapshotError`."""
     try:
-        return _decode(ask(endpoint, AskSnapshot(), timeout_s, bytes_max=SNAPSHOT_BYTES_MAX)[0])
+        return _decode(ask(endpoint, AskSnapshot(), timeout_s, bytes_max=SNAPSHOT_BYTES_MAX, keys=keys)[0])
     except (NoAnswerError, ValueError) as error:
         raise SnapshotError(f"{endpoint}: no snapshot: {error}") from error
 

@@ -1,7 +1,7 @@
 """A hash table from key to row, a quarter of a dict with its keys and numbers. Pure.
 
 Keys lie in one bytearray, 16 bytes a row; the table holds row numbers only and is split into shards that grow one at a time, so
-no single insertion has to rehash a million keys. Linear probing by Python's own keyed hash: nobody outside can aim for collisions.
+no single insertion has to rehash a million keys. Linear probing by Python's own keyed hash: nobody can aim for collisions.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ TIMEOUT_S_MAX: Final = 24 * 3600.0
 TOKENS_MAX: Final = 2**20
 SIZE_MAX: Final = 2**40
 INTEGER_MAX: Final = 2**63 - 1
-ENDPOINT = re.compile(r"tcp://[A-Za-z0-9_.\-\[\]:]{1,253}:[0-9]{1,5}")
+ENDPOINT = re.compile(r"tcp://[A-Za-z0-9_.\-\[\]:]{1,253}:[0-9]{1,5}(\?key=[0-9a-f]{64})?")
 
 Message = m.Request | m.Question | m.Answer
 

@@ -7,6 +7,8 @@ from typing import Final
 
 import zmq
 
+from kv_pool.transport.curve import CurveKeys, announced
+
 PORT_MIN: Final = 20000
 PORT_MAX: Final = 30000
 """Ports of PORT_MIN .. PORT_MAX - 1 are bound."""
@@ -37,7 +39,9 @@ def make_socket(
     return socket
 
 
-def bind(socket: zmq.Socket[bytes], host: str) -> str:
-    """Bind to a free port of our range on ``host``; returns the endpoint. Raises zmq.ZMQError where none is free."""
+def bind(socket: zmq.Socket[bytes], host: str, keys: CurveKeys | None = None) -> str:
+    """Bind to a free port of our range on ``host``; returns the endpoint to announce. Raises zmq.ZMQError where none is free."""
+    if keys is not None:
+        keys.serve(socket)
     port = socket.bind_to_random_port(f"tcp://{host}", min_port=PORT_MIN, max_port=PORT_MAX, max_tries=BIND_TRIES)
-    return f"tcp://{host}:{port}"
+    return announced(f"tcp://{host}:{port}", keys)

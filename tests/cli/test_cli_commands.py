@@ -54,7 +54,7 @@ def test_help_of_configured_commands_has_every_flag(moonpool: CliRunner, command
         assert f" {flag} " in result.output
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["chat", "-h"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["-h"], ["chat", "-h"], ["pool", "-h"], ["pool", "drain", "-h"], ["--version"]])
 def test_other_help(moonpool: CliRunner, arguments: list[str]) -> None:
     assert moonpool.invoke(app, arguments).exit_code == 0
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from gateway_fakes import FakeCluster, served
 from starlette.datastructures import Headers
+from typer.testing import CliRunner
 
+from cluster.cli.app import app
 from cluster.gateway.openai.errors import ApiError
 from cluster.gateway.pool_admin import AdminGate
 from cluster.gateway.settings import GatewaySettings
+from kv_pool.service import PoolNode
+from kv_pool.settings import PoolSettings, SsdSettings
+from tests.kv_pool.pool_world import BLOCK_TOKENS, SLOT_BYTES, chain, connect, put, until
 
 
 async def test_nodes_are_shown_as_they_say_and_as_the_scheduler_sees_them():
@@ -106,3 +115,70 @@ def test_who_may_look_after_the_pool(settings: dict[str, Any], peer: Any, header
     with pytest.raises(ApiError) as refused:
         gate.check({"client": peer}, Headers(headers))
     assert refused.value.status == status
+
+
+# --- the command, the gateway and a real node together ----------------------------------------------------------------------
+
+
+class RealNode(FakeCluster):
+    """A cluster whose one node is real, and whose scheduler knows at once what the node says."""
+
+    def __init__(self, node: PoolNode) -> None:
+        super().__init__()
+        self.node = node
+
+    async def pool_nodes(self) -> list[dict[str, Any]]:
+        return [{"id": self.node.node_id, "live": True, "draining": self.node.draining}]
+
+    async def node_status(self, node_id: str) -> dict[str, Any]:
+        return await asyncio.to_thread(self.node.status)
+
+    async def drain_node(self, node_id: str, *, enable: bool) -> dict[str, Any]:
+        self.node.drain(enable=enable)
+        return await self.node_status(node_id)
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[PoolNode]:
+    settings = PoolSettings(dram=str(16 * SLOT_BYTES))
+    ssd = SsdSettings(directory=str(tmp_path / "{node}"), capacity="16MiB", segment="1MiB", batch="512KiB", dwpd=1000.0)
+    node = PoolNode(node_id="node-0", slot_bytes=SLOT_BYTES, settings=settings, ssd=ssd, block_tokens=BLOCK_TOKENS)
+    node.start()
+    yield node
+    node.stop()
+
+
+async def test_a_node_with_an_ssd_is_looked_at_drained_and_checked(
+    node: PoolNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in [name for name in os.environ if name.startswith("MOONPOOL_")]:
+        monkeypatch.delenv(name)
+    runner = CliRunner(env={"COLUMNS": "220", "NO_COLOR": "1", "TERM": "dumb"})
+
+    def fill() -> None:
+        until(lambda: node.status()["ssd"]["log"]["up"])
+        client = connect(node.local_endpoint)
+        put(client, chain(5))
+        until(lambda: node.stats()["slots_committed"] == 5, clients=(client,))
+        client.close()
+
+    await asyncio.to_thread(fill)
+    async with served(RealNode(node)) as gateway:
+
+        async def moonpool(*arguments: str) -> tuple[int, str]:
+            result = await asyncio.to_thread(runner.invoke, app, ["pool", *arguments])
+            return result.exit_code, result.output
+
+        status, text = await moonpool("inspect", "--url", gateway.url)
+        rows = [line.split() for line in text.splitlines() if "node-0" in line]
+        assert status == 0, text
+        assert rows[0][1:8] == ["in", "use", "16", "11", "0", "5", "0"]
+        assert rows[1][1:6] == ["up", "16", "0", "0", "0"]
+        assert (await moonpool("verify", str(tmp_path / "node-0")))[0] == 2, "in use"
+        status, text = await moonpool("drain", "node-0", "--timeout", "20", "--url", gateway.url)
+        assert (status, text.splitlines()[-1]) == (0, "node-0: empty")
+        assert "drained, empty" in (await moonpool("inspect", "--url", gateway.url))[1]
+    node.stop()
+    status, text = await moonpool("verify", str(tmp_path / "node-0"))
+    assert status == 0, text
+    assert ": 5 records good, 0 bad," in text

@@ -56,7 +56,7 @@ def kill_often(directory: Path, points: int) -> None:
             else:
                 page, length, key = int(rest[0]), int(rest[1]), BlockKey(bytes.fromhex(rest[2]))
                 place = Place(int(segment), int(generation), page, length)
-                acknowledged[int(segment), int(generation)].append(Written(key, place, 0))
+                acknowledged.setdefault((int(segment), int(generation)), []).append(Written(key, place, 0))
         scene = make_scene(str(directory))
         found = {(s.id, s.generation, e.page, e.length, e.key) for s in scene.start().segments for e in s.entries}
         for block in (block for blocks in acknowledged.values() for block in blocks):

@@ -53,6 +53,7 @@ class FakeNode:
     incarnation: str
     sequence: int = -1
     keys: frozenset[BlockKey] = frozenset()
+    draining: bool = False
 
     def stored(self, keys: Iterable[BlockKey]) -> EventBatch:
         added = tuple(keys)
@@ -68,15 +69,11 @@ class FakeNode:
         return FakeSnapshot(self.id, self.incarnation, self.sequence, {"dram": self.keys})
 
     def report(self) -> NodeReport:
+        here = f"tcp://{self.id}/{self.incarnation}"
         load = NodeLoad(
-            f"tcp://{self.id}/{self.incarnation}",
-            f"tcp://{self.id}/events",
-            100,
-            50,
-            BLOCK_BYTES,
-            f"tcp://{self.id}/{self.incarnation}",
-            sequence=self.sequence,
-        )
+            here, f"tcp://{self.id}/events", 100, 50, BLOCK_BYTES,
+            local=here, draining=self.draining, sequence=self.sequence,
+        )  # fmt: skip
         return NodeReport(self.id, self.incarnation, load)
 
     def _batch(self, event: BlockStored | BlockRemoved) -> EventBatch:

@@ -271,3 +271,20 @@ def test_a_worker_that_finishes_a_request_has_a_clean_record() -> None:
     scene.workers["p0"].load = PrefillLoad(0, 0, 0, (("x", 0, 10, 0, 0.1),))
     scene.beat()
     assert scene.state.fleet.prefill["p0"].quarantine.failures == 0
+
+
+def test_a_node_that_is_drained_is_planned_without_until_it_is_taken_back() -> None:
+    scene = small_cluster(nodes=2)  # p0, d0 at n0 and p1, d1 at n1
+    scene.store("n0", DOC)
+    assert scene.plan("before", DOC).prefill_worker == "p0"
+    scene.nodes["n0"].draining = True
+    scene.beat()
+    plan = scene.plan("while", DOC)
+    assert (plan.prefill_worker, plan.decode_worker, plan.prefill_source, plan.cached_blocks) == ("p1", "d1", None, 0)
+    scene.nodes["n1"].draining = True
+    scene.beat()
+    assert scene.reject("both", DOC).reason == "no_worker"
+    scene.nodes["n0"].draining = False
+    scene.beat()
+    assert scene.plan("after", DOC).prefill_worker == "p0"
+    assert scene.plan("after", DOC).cached_blocks > 0, "what it has is still known"

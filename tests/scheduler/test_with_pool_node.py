@@ -69,7 +69,7 @@ def store(node: PoolNode, keys: tuple[BlockKey, ...]) -> None:
             client.commit(slot, tokens=64, parent=parent)
         client.acquire(keys[-1:], wait=False, timeout_s=5.0)
         granted = until(lambda: next((e for e in client.poll(0.05) if isinstance(e, Granted)), None), "the last block")
-        client.release(granted.blocks[0].lease)
+        client.release([granted.blocks[0].lease])
     finally:
         client.close()
 

@@ -1,8 +1,8 @@
 """Indexes with a million blocks, in a process of their own so that their memory can be told.
 
-``python -m benchmarks.index_child scheduler|ssd|node BLOCKS`` -> ``{"ready": true, "bytes_per_block": b}``: resident memory
-that the cluster's index (blocks on ``NODES`` nodes), the index of a node's SSD, or a node's table of blocks in DRAM took, keys
-included; without what the C library holds in reserve.
+``python -m benchmarks.index_child scheduler|ssd|node BLOCKS`` -> ``{"ready": true, "bytes_per_block": b}``: resident memory that
+the cluster's index (blocks on ``NODES`` nodes), the index of a node's SSD, or a node's table of blocks in DRAM took, keys
+included, without what the C library holds in reserve.
 
 The first one answers ``{"do": "prefix", "chain": n, "times": k}`` -> ``{"microseconds": [...]}``: the longest prefix of ``k``
 chains of ``n`` blocks, drawn from all that are there.

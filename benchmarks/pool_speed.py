@@ -6,7 +6,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kv_pool.client import AcquireEnded, ClientEvent, Granted, LeasedBlock, NodeLost, PoolClient, Reserved, copy_and_digest
@@ -26,40 +26,54 @@ IDLE_S = 600.0
 
 @dataclass(frozen=True)
 class Source:
-    """A node: ``endpoint`` is for other nodes, ``local_endpoint`` for workers of its machine."""
+    """A node: ``endpoint`` is for other nodes, ``local_endpoint`` for workers of its machine. ``pid`` and ``status`` (what
+    :meth:`PoolNode.status` says) are for who started it."""
 
     node_id: str
     endpoint: str
     local_endpoint: str
+    pid: int = 0
+    pipe: Any = field(default=None, repr=False, compare=False)
+
+    def status(self) -> dict[str, Any]:
+        self.pipe.send("status")
+        if not self.pipe.poll(WAIT_S):
+            raise RuntimeError("the pool node does not answer")
+        return self.pipe.recv()
 
 
 @contextmanager
 def node_process(
-    node_id: str, block_bytes: int = BLOCK_BYTES, slots: int = SLOTS, ssd: SsdSettings | None = None
+    node_id: str,
+    block_bytes: int = BLOCK_BYTES,
+    slots: int = SLOTS,
+    ssd: SsdSettings | None = None,
+    settings: PoolSettings | None = None,
 ) -> Iterator[Source]:
-    """A pool node in a process of its own."""
+    """A pool node in a process of its own. Its clients may be silent for long, unless ``settings`` say otherwise."""
+    settings = settings or PoolSettings(dram=str(block_bytes * slots), client_dead_s=IDLE_S, lease_s=IDLE_S)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, node_id, block_bytes, slots, ssd), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, node_id, block_bytes, settings, ssd), daemon=True)
     process.start()
     theirs.close()
     try:
         if not ours.poll(WAIT_S):
             raise RuntimeError("the pool node did not start")
-        yield Source(node_id, *ours.recv())
+        yield Source(node_id, *ours.recv(), pid=process.pid or 0, pipe=ours)
     finally:
         ours.close()
         process.join(WAIT_S)
         process.kill()
 
 
-def _serve(pipe: Any, node_id: str, block_bytes: int, slots: int, ssd: SsdSettings | None) -> None:
-    settings = PoolSettings(dram=str(block_bytes * slots), client_dead_s=IDLE_S, lease_s=IDLE_S)
+def _serve(pipe: Any, node_id: str, block_bytes: int, settings: PoolSettings, ssd: SsdSettings | None) -> None:
     node = PoolNode(node_id=node_id, slot_bytes=block_bytes, settings=settings, ssd=ssd)
     node.start()
     pipe.send((node.endpoint, node.local_endpoint))
     try:
-        pipe.recv()
+        while pipe.recv():
+            pipe.send(node.status())
     except EOFError:
         node.stop()
 
@@ -151,6 +165,13 @@ class Worker:
         self.client.release(block.lease for event in events if isinstance(event, Granted) for block in event.blocks)
         _require_all(events[-1], keys)
         return seconds
+
+    def has(self, key: BlockKey) -> bool:
+        """Whether the node can lease the block now."""
+        self._acquire([key], None)
+        events = self.wait(AcquireEnded)
+        self.client.release(block.lease for event in events if isinstance(event, Granted) for block in event.blocks)
+        return events[-1].available == 1
 
     def _acquire(self, keys: list[BlockKey], source: Source | None) -> None:
         self.client.acquire(keys, wait=False, sources=() if source is None else (source,), timeout_s=WAIT_S)

@@ -3,7 +3,8 @@
 ``python -m benchmarks.ssd_child DIRECTORY SEGMENTS SEGMENT_BYTES BLOCK_BYTES BLOCKS_IN_MEMORY`` -> ``{"ready": true,
 "seconds": s, "records": n}``: from the start of the tier to the first record read back, if there is one; how many were found.
 
-``{"do": "write", "records": n, "chain": k}`` -> ``{"seconds": s}``: new records, until the last one is on the medium.
+``{"do": "write", "records": n, "chain": k}`` -> ``{"seconds": s, "root": key}``: new records, until the last one is on the
+medium; the first key of the last chain, hexadecimal.
 ``{"do": "read", "in_flight": k}`` -> ``{"seconds": s}``: all records of the last write, in their order, checksums verified.
 ``{"do": "churn", "bytes": b, "chain": k}`` -> ``{"payload": p, "counted": c, "kernel": k}``: so many bytes in chains of random
 retention and random length up to ``k``: bytes of payload, written as the tier counts them, and as the kernel counts them for us.
@@ -41,7 +42,8 @@ class Child:
     def handle(self, question: dict[str, Any]) -> dict[str, Any]:
         match question:
             case {"do": "write", "records": records, "chain": chain}:
-                return {"seconds": self._write(records, chain)}
+                seconds = self._write(records, chain)
+                return {"seconds": seconds, "root": self._keys[(records - 1) // chain * chain].hex()}
             case {"do": "read", "in_flight": in_flight}:
                 started = time.perf_counter()
                 self._owner.read_all(self._keys, in_flight)

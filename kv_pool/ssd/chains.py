@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kv_pool.keys import BlockKey
-from kv_pool.ssd.index import NONE, Index
+from kv_pool.ssd.index import Index
+from kv_pool.ssd.keytable import NONE
 from kv_pool.ssd.records import PAGE, FooterEntry, Place, Record, record_pages
 from kv_pool.ssd.segments import Segment, Segments
 

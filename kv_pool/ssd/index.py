@@ -7,21 +7,16 @@ as a *ghost* for a key that is neither but is the parent of one that is: so a re
 
     row      key       parent  child  next  previous  segment  page  length  tokens+first  expires
              |           |       '-- first child; siblings are a doubly linked list: unlinking costs O(1)
-    dict: key -> row     '-- row of the parent
+    table: key -> row    '-- row of the parent
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from typing import Final
 
 from kv_pool.keys import BlockKey
-
-NONE: Final = 0xFFFFFFFF
-"""No row, or no segment."""
-
-_GONE: Final = BlockKey(b"")
+from kv_pool.ssd.keytable import NONE, KeyTable
 
 
 class Index:
@@ -31,21 +26,19 @@ class Index:
         "_child",
         "_expires",
         "_free",
-        "_keys",
         "_length",
         "_next",
         "_page",
         "_parent",
         "_previous",
-        "_rows",
         "_segment",
+        "_table",
         "_tokens",
         "stored",
     )
 
     def __init__(self) -> None:
-        self._rows: dict[BlockKey, int] = {}
-        self._keys: list[BlockKey] = []
+        self._table = KeyTable()
         self._parent = array("I")
         self._child = array("I")
         self._next = array("I")
@@ -62,15 +55,15 @@ class Index:
         """Rows that lie on the medium."""
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._table)
 
     # --- rows ---------------------------------------------------------------------------------------------------------------
 
     def row(self, key: BlockKey) -> int | None:
-        return self._rows.get(key)
+        return self._table.row(key)
 
     def key(self, row: int) -> BlockKey:
-        return self._keys[row]
+        return self._table.key(row)
 
     def parent(self, row: int) -> int:
         """Row of the parent, or NONE."""
@@ -79,11 +72,11 @@ class Index:
     def ensure(self, key: BlockKey, parent: BlockKey | None) -> int:
         """The row of ``key``, a new one if need be, linked to its parent's, which becomes a ghost where it is not known. A ghost
         that gets its own parent only now is linked now."""
-        row = self._rows.get(key)
+        row = self._table.row(key)
         if row is None:
             row = self._add(key)
         if parent is not None and self._parent[row] == NONE:
-            above = self._rows.get(parent)
+            above = self._table.row(parent)
             self._link(row, self._add(parent) if above is None else above)
         return row
 
@@ -103,8 +96,7 @@ class Index:
         assert self._segment[row] == NONE
         assert self._child[row] == NONE
         self.unlink(row)
-        del self._rows[self._keys[row]]
-        self._keys[row] = _GONE
+        self._table.remove(row)
         self._next[row] = self._free
         self._free = row
 
@@ -163,7 +155,7 @@ class Index:
 
     def walk(self) -> Iterator[int]:
         """All rows, each after its parent. Nothing may change meanwhile."""
-        pending = [row for row in self._rows.values() if self._parent[row] == NONE]
+        pending = [row for row in self._table if self._parent[row] == NONE]
         while pending:
             row = pending.pop()
             yield row
@@ -177,8 +169,7 @@ class Index:
     def _add(self, key: BlockKey) -> int:
         row = self._free
         if row == NONE:
-            row = len(self._keys)
-            self._keys.append(key)
+            row = len(self._parent)
             for column in (self._parent, self._child, self._next, self._previous, self._segment):
                 column.append(NONE)
             for column in (self._page, self._length, self._tokens):
@@ -186,9 +177,8 @@ class Index:
             self._expires.append(0.0)
         else:
             self._free = self._next[row]
-            self._keys[row] = key
             self._parent[row] = self._next[row] = self._previous[row] = NONE
-        self._rows[key] = row
+        self._table.add(key, row)
         return row
 
     def _link(self, row: int, parent: int) -> None:

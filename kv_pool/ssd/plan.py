@@ -14,7 +14,7 @@ from typing import Final
 
 from kv_pool.keys import KEY_BYTES, BlockKey
 from kv_pool.ssd.chains import Chains
-from kv_pool.ssd.index import NONE
+from kv_pool.ssd.keytable import NONE
 from kv_pool.ssd.records import (
     LENGTH_MAX,
     META_BYTES_MAX,
@@ -163,6 +163,7 @@ class Planner:
     def _within_limits(self, candidate: Candidate) -> bool:
         return (
             len(candidate.key) == KEY_BYTES
+            and (candidate.parent is None or len(candidate.parent) == KEY_BYTES)
             and 0 <= candidate.length <= LENGTH_MAX
             and 0 <= candidate.tokens <= TOKENS_MAX
             and 0 <= candidate.retention < len(self._ttl_s)

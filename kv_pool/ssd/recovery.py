@@ -25,8 +25,8 @@ def last_expiry(segment: RecoveredSegment) -> float | None:
 
 
 def worth_having(segments: Iterable[RecoveredSegment]) -> Iterator[FoundRecord]:
-    """Of two records with the same key the younger; of these all whose parents are worth having too, or need not be; parents first.
-    Where the younger counts on a parent that is not there, an older one that does not will do."""
+    """Of two records with the same key the younger; of these all whose parents are worth having too, or need not be; parents
+    first. Where the younger counts on a parent that is not there, an older one that does not will do."""
     youngest: dict[BlockKey, FoundRecord] = {}
     alone: dict[BlockKey, FoundRecord] = {}
     for segment in segments:

@@ -246,8 +246,7 @@ class Twin:
         busy = {flight.batch.segment for flight in self.flights}
         busy |= {w.replaces for flight in self.flights for w in flight.writings if w.replaces is not None}
         busy |= {w.replaces for w in self.unsent if w.replaces is not None}
-        dead = {k for k, r in self.stored.items() if r.place[0] not in busy and self.latest[r.place[0]] <= now}
-        return dead
+        return {k for k, r in self.stored.items() if r.place[0] not in busy and self.latest[r.place[0]] <= now}
 
     # --- restart ----------------------------------------------------------------------------------------------------------------
 

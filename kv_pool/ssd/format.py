@@ -184,8 +184,7 @@ def decode_record_header(page: Buffer, *, store: bytes, segment: int, generation
 
 
 def was_record_header(page: Buffer, *, store: bytes, segment: int, generation: int, at: int) -> bool:
-    """Whether a page that is not sound is a record header of there with some damage. For telling people; nothing of it is
-    used."""
+    """Whether a page that is not sound is a record header of there with some damage. For telling people only."""
     return _was(page, _PLACE.pack(RECORD_MAGIC, VERSION, store, segment, generation, at))
 
 

@@ -48,19 +48,22 @@ def run(directory: str, seed: int) -> None:
     while True:
         while free:
             if len(fillings) < 2:
-                segment = rounds[0]
-                rounds.append(rounds.pop(0))
+                busy = {filling.segment for filling in fillings}
+                busy |= {block.place.segment for _, blocks in sent.values() for block in blocks}
+                segment = next(segment for segment in rounds if segment not in busy)  # as the log does
+                rounds.remove(segment)
+                rounds.append(segment)
                 generations[segment] += 1
                 fillings.append(Filling(segment, generations[segment]))
                 say(f"open {segment} {generations[segment]}")
             filling = draw.choice(fillings)
-            blocks = []
+            chosen = []
             for _ in range(draw.randint(1, BATCH_BLOCKS)):
                 number += 1
-                blocks.append((key_of(number), draw.randint(1, SLOT_BYTES)))
+                chosen.append((key_of(number), draw.randint(1, SLOT_BYTES)))
             seal = filling.page + BATCH_BLOCKS * 4 * 2 + 2 > SEGMENT_BYTES // PAGE
             place = free.pop()
-            batch, written = scene.batch(filling, blocks, seal=seal, slot=place * BATCH_BLOCKS)
+            batch, written = scene.batch(filling, chosen, seal=seal, slot=place * BATCH_BLOCKS)
             if seal:
                 fillings.remove(filling)
             scene.disk.write(batch)

@@ -19,7 +19,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kv_pool.client import AcquireEnded, Miss, NodeLost, PoolClient
+from kv_pool.client import AcquireEnded, Granted, Miss, NodeLost, PoolClient
 from kv_pool.node.messages import (
     Abandon,
     Alive,
@@ -185,9 +185,9 @@ def test_whatever_a_peer_answers_the_acquire_ends_and_no_wrong_byte_is_granted(
     for event in end:
         if isinstance(event, AcquireEnded):
             assert event.miss in {None, Miss.LOST, Miss.LATE, Miss.CORRUPT, Miss.REFUSED, Miss.NOT_FOUND}
-        elif (block := getattr(event, "block", None)) is not None:
-            assert bytes(block.buffer) == content(block.key, BLOCK_BYTES)
-            client.release([block.lease])
+        elif isinstance(event, Granted):
+            assert [bytes(block.buffer) for block in event.blocks] == [content(b.key, BLOCK_BYTES) for b in event.blocks]
+            client.release([block.lease for block in event.blocks])
     healthy(node, client)
 
 

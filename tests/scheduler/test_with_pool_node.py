@@ -51,7 +51,8 @@ def member(role: str, name: str, load: dict[str, Any], incarnation: str = "a") -
 
 def node_payload(node: PoolNode) -> dict[str, Any]:
     load = {
-        "endpoint": node.endpoint, "events": node.events_endpoint, "local": node.local_endpoint, "slots_total": 16, "slots_free": 16, "slot_bytes": SLOT_BYTES,
+        "endpoint": node.endpoint, "events": node.events_endpoint,
+        "local": node.local_endpoint, "slots_total": 16, "slots_free": 16, "slot_bytes": SLOT_BYTES,
     }  # fmt: skip
     return member("node", "node-0", load, node.incarnation)
 

@@ -141,11 +141,11 @@ class PoolNode:
         """End the I/O thread, close sockets and memory. Safe to call twice, and without ``start``."""
         if self._stopping.is_set():
             return
+        os.eventfd_write(self._wake, 1)  # first: once it knows that it is to stop, the thread closes this
         self._stopping.set()
         if self._thread.ident is None:
             self._close()
             return
-        self._kick()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             log.error("pool node %s: the I/O thread did not end in %g s", self.node_id, timeout_s)

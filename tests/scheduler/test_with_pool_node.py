@@ -25,13 +25,13 @@ PERIOD_S = 0.05
 DEADLINE_S = 10.0
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
+def until(condition: Callable[[], Any], what: str, *, within_s: float = DEADLINE_S) -> Any:
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if value := condition():
             return value
         threading.Event().wait(0.01)
-    raise AssertionError(f"not in {DEADLINE_S} s: {what}")
+    raise AssertionError(f"not in {within_s} s: {what}")
 
 
 def beats(service: SchedulerService, payload: Callable[[], dict[str, Any]]) -> HeartbeatSender:

@@ -60,9 +60,9 @@ __all__ = [
     "Tier",
 ]
 
-SPIN_S: Final = 60e-6
+SPIN_S: Final = 200e-6
 """A waiting client looks this long before it sleeps: waking up costs about as much."""
-COPY_BYTES: Final = 256 * 1024
+COPY_BYTES: Final = 1024 * 1024
 """Copied and digested at a time: the digest then reads from the processor's cache, not from memory."""
 HARMLESS: Final = frozenset({ErrorCode.NOT_RESERVED, ErrorCode.BAD_COMMIT})
 """Refusals that concern one block: it is simply not there."""
@@ -102,11 +102,20 @@ class LeasedBlock:
     """A committed block that stays while its lease lasts. ``buffer`` is read-only and as long as what was stored. ``tier`` says
     where it was when it was asked for."""
 
-    __slots__ = ("_arena", "_grant")
+    __slots__ = ("_arena", "_granted", "_index", "_read")
 
-    def __init__(self, arena: Arena, grant: Grant) -> None:
+    def __init__(self, arena: Arena, granted: GrantedMessage, index: int) -> None:
         self._arena = arena
-        self._grant = grant
+        self._granted = granted
+        self._index = index
+        self._read: Grant | None = None
+
+    @property
+    def _grant(self) -> Grant:
+        """Read when it is asked for: most of a long chain's time would go into this otherwise."""
+        if self._read is None:
+            self._read = self._granted.grant(self._index)
+        return self._read
 
     @property
     def key(self) -> BlockKey:
@@ -122,7 +131,7 @@ class LeasedBlock:
 
     @property
     def lease(self) -> int:
-        return self._grant.lease
+        return self._granted.lease + self._index
 
     @property
     def tier(self) -> Tier:
@@ -130,6 +139,7 @@ class LeasedBlock:
 
     @property
     def buffer(self) -> memoryview:
+        """Raises IndexError where the node has named a slot that is not there."""
         return self._arena.slot_read_only(self._grant.slot)[: self._grant.length]
 
     def still_held(self) -> bool:
@@ -409,7 +419,8 @@ class PoolClient:
             return []
         match answer:
             case GrantedMessage(ticket, position):
-                blocks = tuple([LeasedBlock(self._arena, grant) for grant in answer.grants()])
+                arena = self._arena
+                blocks = tuple([LeasedBlock(arena, answer, index) for index in range(answer.count)])
                 granted = Granted(ticket, position, blocks)
                 return [granted, AcquireEnded(ticket, position + len(blocks), None)] if answer.ended else [granted]
             case Ended(ticket, available, miss):

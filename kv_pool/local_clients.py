@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import select
+import time
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -39,6 +40,14 @@ class LocalClients:
     @property
     def fd(self) -> int:
         return self._epoll.fileno()
+
+    def look_out(self, seconds: float) -> bool:
+        """Whether there is something to receive now, or within ``seconds``, without going to sleep."""
+        until = time.perf_counter() + seconds
+        while not self._epoll.poll(0, 1):
+            if time.perf_counter() >= until:
+                return False
+        return True
 
     def __len__(self) -> int:
         return len(self._connections)

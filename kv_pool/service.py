@@ -61,6 +61,8 @@ log = logging.getLogger(__name__)
 
 SLOTS_MIN: Final = 4
 ORDERS_MAX: Final = 16
+SPIN_S: Final = 50e-6
+"""After a worker's message it looks for the next one so long before it sleeps: workers speak in bursts, and waking up costs more."""
 STATUS_TIMEOUT_S: Final = 5.0
 DISK_STOP_TIMEOUT_S: Final = 3.0
 TICK_PERIOD_S: Final = 0.25
@@ -125,6 +127,7 @@ class PoolNode:
         self._questions: deque[Future[dict[str, Any]]] = deque(maxlen=ORDERS_MAX)
         self._poller = zmq.Poller()
         self._polled: list[zmq.Socket[bytes] | int] = []
+        self._local_spoke = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._disk = self._make_disk()
         self._stopping = threading.Event()
@@ -267,8 +270,11 @@ class PoolNode:
         processes = self._processes.fds()
         self._watch([self._router, self._local.fd, self._wake, *processes, *self._peers.sockets()])
         waiting_ms = 0 if self._peers.pending or self._gone else max(0, int(timeout_s * 1000 + 1))
+        if waiting_ms and self._local_spoke and self._local.look_out(SPIN_S):
+            waiting_ms = 0
         ready = dict(self._poller.poll(waiting_ms))
-        if self._local.fd in ready:
+        self._local_spoke = self._local.fd in ready
+        if self._local_spoke:
             self._take_local_messages()
         if self._router in ready:
             self._take_messages()

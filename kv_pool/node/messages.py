@@ -4,7 +4,6 @@ here."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
@@ -49,6 +48,10 @@ class ErrorCode(StrEnum):
     """A commit or abandon of a slot that is not this client's (any more): the block is simply not there."""
     BAD_COMMIT = "bad_commit"
     """A commit whose length or token count cannot be; the slot was taken back."""
+
+
+TIERS: Final = tuple(Tier)
+"""By number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,18 +256,16 @@ class Granted:
     def count(self) -> int:
         return len(self.tiers)
 
+    def grant(self, index: int) -> Grant:
+        """One of the rows, read. They fit each other: the codec has seen to that."""
+        key, parent, slot, epoch, tokens, length, checksum, flags = GRANT_ROW.unpack_from(self.rows, index * GRANT_ROW.size)
+        return Grant(
+            BlockKey(key), BlockKey(parent) if flags & HAS_PARENT else None, self.lease + index, slot, epoch, tokens, length,
+            checksum, self.metas[index] if self.metas else b"", bool(flags & PRIVATE), TIERS[self.tiers[index]],
+        )  # fmt: skip
+
     def grants(self) -> list[Grant]:
-        """The rows, read. They fit each other: the codec has seen to that."""
-        metas: Sequence[bytes] = self.metas or (b"",) * len(self.tiers)
-        return [
-            Grant(
-                BlockKey(key), BlockKey(parent) if flags & HAS_PARENT else None, lease, slot, epoch, tokens, length, checksum,
-                meta, bool(flags & PRIVATE), Tier(tier),
-            )
-            for lease, (key, parent, slot, epoch, tokens, length, checksum, flags), tier, meta in zip(
-                range(self.lease, self.lease + len(self.tiers)), GRANT_ROW.iter_unpack(self.rows), self.tiers, metas, strict=True
-            )
-        ]  # fmt: skip
+        return [self.grant(index) for index in range(len(self.tiers))]
 
 
 @dataclass(frozen=True, slots=True)

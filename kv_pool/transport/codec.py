@@ -65,7 +65,14 @@ def _is_key(value: Any) -> bool:
 
 
 def _are_keys(value: Any) -> bool:
-    return type(value) is list and 1 <= len(value) <= KEYS_MAX and all(map(_is_key, value)) and len(set(value)) == len(value)
+    """Sets of types and lengths: a long chain has many keys."""
+    return (
+        type(value) is list
+        and 1 <= len(value) <= KEYS_MAX
+        and set(map(type, value)) == {bytes}
+        and set(map(len, value)) == {KEY_BYTES}
+        and len(set(value)) == len(value)
+    )
 
 
 def _is_peer(value: Any) -> bool:
@@ -100,7 +107,9 @@ def _are_leases(value: Any) -> bool:
     return (
         type(value) is list
         and 1 <= len(value) <= KEYS_MAX
-        and all(type(lease) is int and 0 <= lease <= INTEGER_MAX for lease in value)
+        and set(map(type, value)) == {int}
+        and min(value) >= 0
+        and max(value) <= INTEGER_MAX
     )
 
 

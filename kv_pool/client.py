@@ -321,7 +321,8 @@ class PoolClient:
         return ticket
 
     def cancel(self, ticket: int) -> None:
-        """No more grants are wanted. Leases already granted are the caller's to release."""
+        """No more grants are wanted. Leases already granted are the caller's to release. No :class:`AcquireEnded` follows, unless
+        the acquire had ended before the node heard of this."""
         self._send(Cancel(ticket))
 
     def release(self, leases: Iterable[int], *, consume: bool = False) -> None:

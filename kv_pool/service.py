@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 SLOTS_MIN: Final = 4
 ORDERS_MAX: Final = 16
 SPIN_S: Final = 50e-6
-"""After a worker's message it looks for the next one so long before it sleeps: workers speak in bursts, and waking up costs more."""
+"""After a worker's message it looks for the next one so long before it sleeps: workers speak in bursts, waking up costs more."""
 STATUS_TIMEOUT_S: Final = 5.0
 DISK_STOP_TIMEOUT_S: Final = 3.0
 TICK_PERIOD_S: Final = 0.25

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from cluster.cli import pool_keys
+
 if TYPE_CHECKING:
     from cluster.client.pool import PoolAdmin
     from kv_pool.ssd.verify import BadRecord, VerifyReport
@@ -23,6 +25,8 @@ pool = typer.Typer(
     help="Look after the pool: its nodes, their DRAM and their SSDs.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+pool_keys.register(pool)
 
 Url = Annotated[str, typer.Option(help="Address of the cluster.", envvar="MOONPOOL_URL")]
 AdminKey = Annotated[

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import threading
@@ -73,9 +74,11 @@ class Arena:
         if available is not None and needed > available:
             # A memfd promises more than there is, and the writer that touches too much dies of it: refuse now.
             raise OSError(errno.ENOMEM, f"an arena of {needed} bytes does not fit the {available} bytes of memory available")
-        fd = os.memfd_create("moonpool-arena", os.MFD_CLOEXEC)
+        fd = os.memfd_create("moonpool-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, needed)
+            # Nobody who maps it can pull the memory from under the others.
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             return cls(fd, slots, slot_bytes)
         except BaseException:
             os.close(fd)

@@ -81,3 +81,11 @@ def test_closing_waits_for_nobody_who_still_looks_and_leaves_no_descriptor():
     view[:] = b"x" * 4096  # still mapped for whoever holds it
     del view
     assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_nobody_can_pull_the_memory_from_under_the_others():
+    arena = Arena.create(4, 4096)
+    for size in (0, 2 * arena.bytes):
+        with pytest.raises(PermissionError):
+            os.ftruncate(arena.fd, size)
+    arena.close()

@@ -373,9 +373,10 @@ class PoolClient:
         if self._closed:
             return
         self._closed = True
-        if self._incarnation and self._lost is None:
+        if self._incarnation:
+            self._lost = None  # also to a node that we gave up: nothing of ours writes to its slots any more
             self._send(Goodbye())
-        self._lost = self._lost or "closed"
+        self._lost = "closed"
         if self._connection is not None:
             self._connection.close()
         if self._arena is not None:

@@ -76,7 +76,7 @@ class LocalClients:
             return False
         try:
             connection.send(message, descriptors)
-        except HungUpError:
+        except (HungUpError, ValueError):  # or the message is too long: this client cannot be served
             self.drop(name)
             return False
         if connection.backlogged:

@@ -99,7 +99,7 @@ class Arrival:
     def event(self) -> BlockArrived:
         g = self.landing.grant
         commit = Commit(-1, g.key, g.parent, g.tokens, g.length, g.checksum, g.meta)
-        return BlockArrived(self.landing.fetch, commit, g.private, g.tier)
+        return BlockArrived(self.landing.fetch, commit, g.private, g.tier, g.retention)
 
 
 PeerEvent = Arrival | BlockLanded | FetchStalled | FetchEnded

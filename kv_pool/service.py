@@ -154,7 +154,10 @@ class PoolNode:
             log.error("pool node %s: the I/O thread did not end in %g s", self.node_id, timeout_s)
 
     def drain(self, *, enable: bool) -> None:
-        """Have the node emptied, or take it into use again. What has become of it: :meth:`status`. From any thread."""
+        """Have the node emptied, or take it into use again. What has become of it: :meth:`status`. From any thread. Raises
+        RuntimeError where orders pile up."""
+        if len(self._orders) >= ORDERS_MAX:
+            raise RuntimeError("the node does not carry out its orders")
         self._orders.append(Drain(enable))
         self._kick()
 
@@ -177,6 +180,8 @@ class PoolNode:
         answer."""
         if not self._thread.is_alive():
             return self._status()
+        if len(self._questions) >= ORDERS_MAX:
+            raise TimeoutError("the node does not answer")
         answer: Future[dict[str, Any]] = Future()
         self._questions.append(answer)
         self._kick()
@@ -251,6 +256,8 @@ class PoolNode:
         self._close()
 
     def _close(self) -> None:
+        while self._questions:
+            self._questions.popleft().set_exception(TimeoutError("the node has been stopped"))
         if self._disk is not None:
             self._do(self._state.last_words(time.monotonic()), time.monotonic())
             self._disk.stop(DISK_STOP_TIMEOUT_S)
@@ -303,19 +310,23 @@ class PoolNode:
             os.eventfd_read(self._wake)
         while self._orders:
             self._react(self._orders.popleft())
-        while self._questions:
-            self._questions.popleft().set_result(self._status())
         if self._disk is not None:
             for event in self._disk.take():
                 if isinstance(event, DiskDown):
                     log.warning("pool node %s: goes on without its SSD: %s", self.node_id, event.reason)
                 self._react(event)
+        while self._questions:
+            answer = self._questions.popleft()
+            try:
+                answer.set_result(self._status())
+            except Exception as error:
+                answer.set_exception(error)
 
     def _tick(self, now: float) -> None:
         self._peers.tick(now)
         if self._disk is not None:
             self._disk.tick(now)
-        self._react(Tick())
+        self._react(Tick(time.time() - now))
         self._forget_processes()
 
     def _forget_processes(self) -> None:
@@ -346,6 +357,9 @@ class PoolNode:
     def _hello(self, client: str) -> None:
         """What a client says of itself counts for nothing: the kernel knows."""
         pid, started = self._local.worker(client)
+        if pid <= 0:  # of another PID namespace: nobody could tell when it dies
+            self._local.drop(client)
+            return
         self._react(Asked(client, Hello(pid, started)))
         if not self._processes.add(pid, started):
             self._react(ProcessGone(pid, started))
@@ -399,30 +413,47 @@ class PoolNode:
     # --- doing what the state says --------------------------------------------------------------------------------------------
 
     def _react(self, event: Event) -> None:
+        """Never raises: what comes after an event that we cannot take must not be lost with it."""
         now = time.monotonic()
-        self._do(self._state.handle(event, now), now)
+        try:
+            actions = self._state.handle(event, now)
+        except Exception:
+            self._failed(type(event).__name__)
+            return
+        self._do(actions, now)
+
+    def _failed(self, what: str) -> None:
+        self._counts["turns_failed"] += 1
+        log.error("pool node %s: a turn failed (%s)", self.node_id, what, exc_info=True)  # noqa: LOG014 - called by handlers only
 
     def _do(self, actions: Iterable[Action], now: float) -> None:
+        """All of them, whatever becomes of one: a batch or a read that is lost on the way would never be answered."""
         for action in actions:
-            match action:
-                case Send(client, answer):
-                    self._send(client, answer)
-                case SendBlock():
-                    self._send_block(action)
-                case Greet(client):
-                    self._send(client, self._welcome(), welcome=True)
-                case Publish(event):
-                    self._events.add(event)
-                case SetEpoch(slot, epoch):
-                    self._arena.set_epoch(slot, epoch)
-                case StartFetch():
-                    self._peers.start(action, now)
-                case CancelFetch(fetch, peer):
-                    self._peers.cancel(fetch, peer)
-                case Land(slot):
-                    self._landing = slot
-                case WriteBatch() | ReadRecord() | SaveBudget():
-                    self._do_on_disk(action)
+            try:
+                self._do_one(action, now)
+            except Exception:
+                self._failed(type(action).__name__)
+
+    def _do_one(self, action: Action, now: float) -> None:
+        match action:
+            case Send(client, answer):
+                self._send(client, answer)
+            case SendBlock():
+                self._send_block(action)
+            case Greet(client):
+                self._send(client, self._welcome(), welcome=True)
+            case Publish(event):
+                self._events.add(event)
+            case SetEpoch(slot, epoch):
+                self._arena.set_epoch(slot, epoch)
+            case StartFetch():
+                self._peers.start(action, now)
+            case CancelFetch(fetch, peer):
+                self._peers.cancel(fetch, peer)
+            case Land(slot):
+                self._landing = slot
+            case WriteBatch() | ReadRecord() | SaveBudget():
+                self._do_on_disk(action)
 
     def _do_on_disk(self, action: WriteBatch | ReadRecord | SaveBudget) -> None:
         assert self._disk is not None

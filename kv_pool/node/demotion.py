@@ -19,6 +19,7 @@ from kv_pool.keys import BlockKey
 from kv_pool.node.blocks import Block, Blocks
 from kv_pool.node.slots import Slots
 from kv_pool.node.stimuli import Action, Publish, SaveBudget
+from kv_pool.node.wall_clock import WallClock
 from kv_pool.ssd.log import SsdLog
 from kv_pool.ssd.plan import Candidate, Refusal
 from kv_pool.ssd.records import BatchWritten, DiskUp, SsdFormatError
@@ -33,19 +34,21 @@ CHAIN_MAX: Final = 65_536
 class Demotion:
     """``log`` is None where the node has no SSD tier: then nothing here does anything."""
 
-    def __init__(self, slots: Slots, blocks: Blocks, log: SsdLog | None, *, free_target: float, wall_offset: float) -> None:
+    def __init__(self, slots: Slots, blocks: Blocks, log: SsdLog | None, *, free_target: float, clock: WallClock) -> None:
         self._slots = slots
         self._blocks = blocks
         self._log = log
         self._low = max(1, round(slots.count * free_target))
         self._high = min(2 * self._low, slots.count)
         self._filling_up = False
-        self._wall_offset = wall_offset
+        self._clock = clock
         self._written: dict[BlockKey, Block] = {}
         """Held in DRAM while they are being written."""
         self._leaving: dict[BlockKey, None] = {}
         """Those of them that were named as victims."""
         self._paused_until = float("-inf")
+        self._blocked = False
+        """Nothing can be done before the disk has answered: not to be tried again at every message meanwhile."""
         self.budgets_lost = 0
         self.draining = False
         self.up = False
@@ -62,7 +65,7 @@ class Demotion:
         actions: list[Action] = []
         if self._log is None:
             return actions
-        while self._short() and (self.draining or (self.up and now >= self._paused_until)):
+        while self._short() and not self._blocked and (self.draining or (self.up and now >= self._paused_until)):
             victim = self._blocks.victim()
             if victim is None:
                 break
@@ -75,7 +78,8 @@ class Demotion:
     def written(self, event: BatchWritten, now: float) -> list[Action]:
         """A batch is on the medium, or has failed."""
         assert self._log is not None
-        result = self._log.written(event.id, event.ok, event.bytes_written, now + self._wall_offset)
+        self._blocked = False
+        result = self._log.written(event.id, event.ok, event.bytes_written, self._clock.at(now))
         actions: list[Action] = []
         for key, parent, tokens in result.stored:
             self.blocks_written += 1
@@ -89,21 +93,22 @@ class Demotion:
         """The log is what the medium holds."""
         assert self._log is not None
         self.up = True
+        self._blocked = False
         self._paused_until = float("-inf")
         if event.budget is not None:
             try:
                 self._log.restore_budget(event.budget)
             except SsdFormatError:
                 self.budgets_lost += 1
-        recovered = self._log.recover(event.segments, now + self._wall_offset)
+        recovered = self._log.recover(event.segments, self._clock.at(now))
         return [Publish(BlockStored((key,), parent, tokens, SSD)) for key, parent, tokens in recovered]
 
     def disk_down(self, now: float) -> list[Action]:
         assert self._log is not None
         if not self.up:
             return []
-        self.up = False
-        lost = self._log.down(now + self._wall_offset)
+        self.up = self._blocked = False
+        lost = self._log.down(self._clock.at(now))
         actions = _removed(lost.dropped)
         for key in lost.failed:
             actions += self._settled(key)
@@ -111,7 +116,7 @@ class Demotion:
 
     def expire(self, now: float) -> list[Action]:
         """Segments whose time is over die."""
-        return [] if self._log is None else _removed(self._log.expire(now + self._wall_offset))
+        return [] if self._log is None else _removed(self._log.expire(self._clock.at(now)))
 
     def save_budget(self, now: float, *, at_once: bool) -> list[Action]:
         """Have the budget's history kept, if there is anything new. Not ``at_once``: only if too much is new."""
@@ -119,7 +124,7 @@ class Demotion:
             return []
         if not (self._log.budget_is_stale or (at_once and self._log.bytes_written > self._log.budget_packed_at)):
             return []
-        return [SaveBudget(self._log.pack_budget(now + self._wall_offset))]
+        return [SaveBudget(self._log.pack_budget(self._clock.at(now)))]
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
@@ -132,13 +137,14 @@ class Demotion:
     def _demote(self, victim: Block, now: float) -> list[Action] | None:
         """One step with a victim; None where no more can be done now."""
         assert self._log is not None
-        wall = now + self._wall_offset
+        wall = self._clock.at(now)
         portion = self._portion(victim, wall) if self.up else None
         if portion is None:
             # It is on the SSD already, or there is no SSD to move it to and the node is to be emptied.
             return self._blocks.evict(victim)
         if not portion:  # all of its chain that is missing is under way
             self._blocks.spare(victim)
+            self._blocked = True
             return None
         refusal = self._log.refusal(portion, wall)
         while refusal is Refusal.TOO_LONG and len(portion) > 1:
@@ -163,21 +169,27 @@ class Demotion:
         assert self._log is not None
         chain: list[Block] = []
         block: Block | None = victim
-        while block is not None and len(chain) < CHAIN_MAX:
+        while block is not None and not block.private and len(chain) < CHAIN_MAX:
             chain.append(block)
             block = None if block.parent is None else self._blocks.get(block.parent)
         chain.reverse()
-        missing = [i for i, each in enumerate(chain) if self._log.wants(each.key, each.retention, wall)]
+        # What a first write still reads is not written once more, even if the log has given that write up.
+        missing = [
+            i for i, each in enumerate(chain) if self._log.wants(each.key, each.retention, wall) and each.key not in self._written
+        ]
         if not missing:
-            return [] if self._log.pending(victim.key) else None
+            return [] if self._log.pending(victim.key) or victim.key in self._written else None
+        if any(each.key in self._written and not self._log.pending(each.key) for each in chain[: missing[0]]):
+            return []  # its ancestor's write was given up: first let the disk let go
         return [_candidate(each) for each in chain[missing[0] : missing[0] + PORTION_MAX]]
 
     def _refused(self, victim: Block, refusal: Refusal, now: float) -> list[Action] | None:
-        if refusal in (Refusal.BUSY, Refusal.NO_SEGMENT):
+        if self._written and refusal in (Refusal.BUSY, Refusal.NO_SEGMENT):
             self._blocks.spare(victim)  # a batch that comes back makes room
+            self._blocked = True
             return None
-        self.blocks_refused += 1
         if self.draining or refusal in (Refusal.BAD_CHAIN, Refusal.TOO_LONG):
+            self.blocks_refused += 1
             return self._blocks.evict(victim)
         self._blocks.spare(victim)
         self._paused_until = now + PAUSE_S
@@ -199,7 +211,7 @@ class Demotion:
     def _flush(self, now: float) -> list[Action]:
         """What waits to fill a batch goes now: nobody knows when more will come."""
         assert self._log is not None
-        return list(self._log.flush(now + self._wall_offset)) if self.up else []
+        return list(self._log.flush(self._clock.at(now))) if self.up else []
 
 
 def _candidate(block: Block) -> Candidate:

@@ -221,21 +221,23 @@ class Grant(NamedTuple):
     meta: bytes
     private: bool
     tier: Tier
+    retention: int = 0
 
 
-GRANT_ROW: Final = struct.Struct("<16s16sQQIQQB")
-"""key, parent (zero where there is none), slot, epoch, tokens, length, checksum, flags."""
+GRANT_ROW: Final = struct.Struct("<16s16sQQIQQBB")
+"""key, parent (zero where there is none), slot, epoch, tokens, length, checksum, flags, number of the retention class."""
 HAS_PARENT: Final = 1
 PRIVATE: Final = 2
 
 
 def grant_row(
-    key: BlockKey, parent: BlockKey | None, slot: int, epoch: int, tokens: int, length: int, checksum: int, *, private: bool
-) -> bytes:
+    key: BlockKey, parent: BlockKey | None, slot: int, epoch: int, tokens: int, length: int, checksum: int, *, private: bool,
+    retention: int = 0,
+) -> bytes:  # fmt: skip
     """What a grant of this block always says. Made once, when the block is committed: a chain of 32 is then granted in
     microseconds."""
     flags = (HAS_PARENT if parent is not None else 0) | (PRIVATE if private else 0)
-    return GRANT_ROW.pack(key, parent or b"", slot, epoch, tokens, length, checksum, flags)
+    return GRANT_ROW.pack(key, parent or b"", slot, epoch, tokens, length, checksum, flags, retention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +260,13 @@ class Granted:
 
     def grant(self, index: int) -> Grant:
         """One of the rows, read. They fit each other: the codec has seen to that."""
-        key, parent, slot, epoch, tokens, length, checksum, flags = GRANT_ROW.unpack_from(self.rows, index * GRANT_ROW.size)
+        key, parent, slot, epoch, tokens, length, checksum, flags, retention = GRANT_ROW.unpack_from(
+            self.rows, index * GRANT_ROW.size
+        )
         return Grant(
             BlockKey(key), BlockKey(parent) if flags & HAS_PARENT else None, self.lease + index, slot, epoch, tokens, length,
             checksum, self.metas[index] if self.metas else b"", bool(flags & PRIVATE), TIERS[self.tiers[index]],
+            retention,
         )  # fmt: skip
 
     def grants(self) -> list[Grant]:

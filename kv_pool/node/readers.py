@@ -28,6 +28,8 @@ from kv_pool.settings import PoolSettings
 from kv_pool.ssd.log import Missing
 
 GRANTS_PER_MESSAGE_MAX: Final = 256
+META_BYTES_PER_MESSAGE_MAX: Final = 128 * 1024
+"""With the rows well below what a message may have."""
 DRAM_TIERS: Final = bytes(GRANTS_PER_MESSAGE_MAX)
 
 
@@ -161,6 +163,11 @@ class Readers:
                 ticket.failed[key] = miss
         return [action for ticket in self._parked_on(key) for action in self._advance(ticket, now)]
 
+    def starve(self, now: float) -> list[Action]:
+        """No read will ever be free again: those that queue for one look elsewhere."""
+        hungry, self._hungry = list(self._hungry), {}
+        return [action for ticket_id in hungry for action in self._advance(self.tickets[ticket_id], now)]
+
     def feed(self, now: float) -> list[Action]:
         """A read has ended: those that had to queue for one go on, in order."""
         actions: list[Action] = []
@@ -271,10 +278,12 @@ class Readers:
         keys, client, get = ticket.request.keys, ticket.client, self._blocks.get
         first, lease = ticket.position, self._next_lease + 1
         run: list[Block] = []
+        meta_bytes = 0
         for key in keys[first : first + GRANTS_PER_MESSAGE_MAX]:
             block = get(key)
-            if block is None:
+            if block is None or meta_bytes > META_BYTES_PER_MESSAGE_MAX:
                 break
+            meta_bytes += len(block.meta)
             self._next_lease += 1
             self._lease(client, block, now)
             run.append(block)
@@ -300,7 +309,7 @@ class Readers:
             return self._wait(ticket, quiet=True)
         if wait and self._writing(key):
             return self._wait(ticket)
-        match self._ssd.find(key, now):
+        match Missing.ABSENT if key in ticket.failed else self._ssd.find(key, now):
             case Missing.EXPIRED:
                 ticket.miss = Miss.EXPIRED
             case Missing.ABSENT:
@@ -348,8 +357,9 @@ class Readers:
             ticket.came_from[key] = Tier.SSD
         if ticket.next_key in self._ssd.loads or ticket.id in self._hungry:
             return actions
-        # No slot to read into, or it has just gone from the SSD.
-        return actions + self._end(ticket, Miss.REFUSED)
+        # No slot to read into, or it has just gone from the SSD: perhaps another node has it.
+        ticket.failed.setdefault(ticket.next_key, Miss.REFUSED)
+        return actions + self._advance(ticket, now)
 
     def _start_fetch(self, ticket: Ticket, peer: Peer, now: float) -> tuple[Fetch, StartFetch]:
         """Ask for what the ticket still lacks, up to the first key that is under way already."""

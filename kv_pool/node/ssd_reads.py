@@ -5,8 +5,9 @@ from __future__ import annotations
 from kv_pool.events.types import SSD, BlockRemoved
 from kv_pool.keys import BlockKey
 from kv_pool.node.loads import Load, Loads
-from kv_pool.node.messages import Commit
+from kv_pool.node.messages import Commit, Miss
 from kv_pool.node.stimuli import Action, Publish
+from kv_pool.node.wall_clock import WallClock
 from kv_pool.node.writers import Writers
 from kv_pool.ssd.log import Missing, SsdLog
 from kv_pool.ssd.records import Place, ReadRecord, RecordRead
@@ -16,21 +17,22 @@ class SsdReads:
     """``log`` is None where the node has no SSD tier. ``now`` is monotonic everywhere; the log counts in wall-clock time, which
     is ``wall_offset`` ahead."""
 
-    def __init__(self, log: SsdLog | None, writers: Writers, *, slot_bytes: int, in_flight_max: int, wall_offset: float) -> None:
+    def __init__(self, log: SsdLog | None, writers: Writers, *, slot_bytes: int, in_flight_max: int, clock: WallClock) -> None:
         self._log = log
         self._writers = writers
         self._slot_bytes = slot_bytes
-        self._wall_offset = wall_offset
+        self._clock = clock
         self.loads = Loads(in_flight_max)
         self.blocks_read = 0
         self.corrupt = 0
+        self.io_errors = 0
 
     @property
     def full(self) -> bool:
         return self.loads.full
 
     def find(self, key: BlockKey, now: float) -> Place | Missing:
-        return Missing.ABSENT if self._log is None else self._log.find(key, now + self._wall_offset)
+        return Missing.ABSENT if self._log is None else self._log.find(key, self._clock.at(now))
 
     def start(self, key: BlockKey, now: float) -> list[Action] | None:
         """Read ``key``; None where it is not there any more, or no slot can be had for it."""
@@ -46,22 +48,32 @@ class SsdReads:
         load = self.loads.start(key, self._log.begin_read(key), slot)
         return [*actions, ReadRecord(load.id, load.place, key, slot)]
 
-    def done(self, event: RecordRead, now: float) -> tuple[Load | None, list[Action]]:
-        """A read has ended; its load is returned, and its block is visible now if it was sound. None for one that was called
-        off."""
+    def done(self, event: RecordRead, now: float) -> tuple[Load | None, Miss | None, list[Action]]:
+        """A read has ended. Its load, and why its block is not visible now (None: it is); no load for one that was called off."""
         load = self.loads.end(event.id)
         if load is None or self._log is None:
-            return None, []
+            return None, None, []
         self._log.end_read(load.place)
         if load.called_off:
-            return None, self._writers.disk_let_go(load.slot)
+            return None, None, self._writers.disk_let_go(load.slot)
+        miss = self._unsound(load, event, now)
+        if miss is not None or event.record is None:
+            forgotten = self.forget(load.key) if miss is Miss.CORRUPT else []
+            return load, miss or Miss.CORRUPT, [*self._writers.not_loaded(load.slot), *forgotten]
         record = event.record
-        if record is None or record.key != load.key or record.length > self._slot_bytes:
-            return load, [*self._writers.not_loaded(load.slot), *self.forget(load.key)]
         commit = Commit(load.slot, load.key, record.parent, record.tokens, record.length, record.checksum, record.meta)
-        self._log.touch(load.key, now + self._wall_offset)
+        self._log.touch(load.key, self._clock.at(now))
         self.blocks_read += 1
-        return load, self._writers.loaded(commit, record.retention, now)
+        return load, None, self._writers.loaded(commit, record.retention, now)
+
+    def _unsound(self, load: Load, event: RecordRead, now: float) -> Miss | None:
+        record = event.record
+        if event.fault == "io":  # it may pass: the record is not given up for it
+            self.io_errors += 1
+            return Miss.NOT_FOUND
+        if record is None or record.key != load.key or record.length > self._slot_bytes:
+            return Miss.CORRUPT
+        return Miss.EXPIRED if record.expires_at <= self._clock.at(now) else None
 
     def forget(self, key: BlockKey) -> list[Action]:
         """The record cannot be trusted: it and what follows it on the SSD are gone."""

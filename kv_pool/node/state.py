@@ -49,6 +49,7 @@ from kv_pool.node.stimuli import (
     Send,
     Tick,
 )
+from kv_pool.node.wall_clock import WallClock
 from kv_pool.node.writers import Writers
 from kv_pool.policy.eviction import EvictionPolicy
 from kv_pool.settings import PoolSettings, SsdSettings
@@ -81,10 +82,9 @@ class NodeState:
         self.slots = Slots(slots)
         self.blocks = Blocks(self.slots, policy, self._left_dram)
         self.writers = Writers(self.slots, self.blocks, settings, slot_bytes=slot_bytes, block_tokens=block_tokens)
-        self.ssd_reads = SsdReads(
-            log, self.writers, slot_bytes=slot_bytes, in_flight_max=ssd.reads_in_flight, wall_offset=wall_offset
-        )
-        self.demotion = Demotion(self.slots, self.blocks, log, free_target=ssd.free_target, wall_offset=wall_offset)
+        self._clock = clock = WallClock(wall_offset)
+        self.ssd_reads = SsdReads(log, self.writers, slot_bytes=slot_bytes, in_flight_max=ssd.reads_in_flight, clock=clock)
+        self.demotion = Demotion(self.slots, self.blocks, log, free_target=ssd.free_target, clock=clock)
         self.readers = Readers(node_id, self.blocks, settings, self.writers.writing, self.ssd_reads)
         self.clients: dict[str, Client] = {}
         self.commits = 0
@@ -140,9 +140,11 @@ class NodeState:
             case DiskDown():
                 return self._disk_down(now)
             case Drain(enable):
-                self.writers.draining = self.demotion.draining = enable
-                return []
-            case Tick():
+                self.demotion.draining = enable
+                return self.writers.drain(enable=enable)
+            case Tick(wall_offset):
+                if wall_offset is not None:
+                    self._clock.offset = wall_offset
                 return self._tick(now)
 
     # --- requests -----------------------------------------------------------------------------------------------------------
@@ -232,7 +234,9 @@ class NodeState:
             return []
         if self.writers.writing(key):
             return self.readers.not_landed(key, Miss.REFUSED, now)
-        slot, actions = self.writers.land(event.commit, private=event.private, tier=event.tier)
+        slot, actions = self.writers.land(
+            event.commit, private=event.private, tier=event.tier, retention=self.known_retention(event.retention)
+        )
         if slot is None:
             return actions + self.readers.not_landed(key, Miss.REFUSED, now)
         return [*actions, Land(slot)]
@@ -248,6 +252,10 @@ class NodeState:
 
     # --- the SSD ------------------------------------------------------------------------------------------------------------
 
+    def known_retention(self, number: int) -> int:
+        """A peer with other classes than ours, or an old record, may name one that is not there: the first, then."""
+        return number if number < len(self._settings.retention_classes) else 0
+
     def _resident(self, key: BlockKey) -> bool:
         return self.blocks.get(key) is not None
 
@@ -257,11 +265,11 @@ class NodeState:
         return [Publish(BlockRemoved(dropped, SSD))] if dropped else []
 
     def _record_read(self, event: RecordRead, now: float) -> list[Action]:
-        load, actions = self.ssd_reads.done(event, now)
-        if load is not None and self.blocks.get(load.key) is not None:
+        load, miss, actions = self.ssd_reads.done(event, now)
+        if load is not None and miss is None:
             actions += self.readers.committed(load.key, now)
-        elif load is not None:
-            actions += self.readers.not_loaded(load.key, Miss.CORRUPT, now)
+        elif load is not None and miss is not None:
+            actions += self.readers.not_loaded(load.key, miss, now)
         return actions + self.readers.feed(now)
 
     def _disk_down(self, now: float) -> list[Action]:
@@ -269,7 +277,7 @@ class NodeState:
         actions = self.demotion.disk_down(now)
         for key in self.ssd_reads.disk_down():
             actions += self.readers.not_loaded(key, Miss.NOT_FOUND, now)
-        return actions + self.readers.feed(now)
+        return actions + self.readers.starve(now)
 
     def _ssd_tick(self, now: float) -> list[Action]:
         actions = self.demotion.expire(now)

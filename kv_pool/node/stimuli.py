@@ -44,6 +44,7 @@ class BlockArrived:
     commit: Commit
     private: bool
     tier: Tier = Tier.DRAM
+    retention: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,9 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed."""
+    """Time passed. ``wall_offset``: how far the wall clock is ahead of ``now``, None where it is as before."""
+
+    wall_offset: float | None = None
 
 
 Event = (

@@ -59,7 +59,7 @@ class Quarantine:
     started: int
 
 
-DISK: Final = Quarantine("", 0, 0)
+DISK: Final = Quarantine("", -1, -1)
 """A thread of the disk that hangs may still write here."""
 
 
@@ -117,6 +117,13 @@ class Writers:
                 actions += self._grant(client, request)
         return actions
 
+    def drain(self, *, enable: bool) -> list[Action]:
+        """Take no new public blocks, also not of those that wait already; or take them again."""
+        self.draining = enable
+        refused = [w for w in self._waiting if enable and not w.request.private]
+        self._waiting = deque(w for w in self._waiting if w not in refused)
+        return [action for w in refused for action in self._deny(w.client, w.request, "the node is being drained")]
+
     def expire(self, now: float) -> list[Action]:
         """Turn away those whose deadline has passed."""
         late = [w for w in self._waiting if w.deadline <= now]
@@ -164,18 +171,21 @@ class Writers:
         return self._end_quarantine([slot for slot, q in self.quarantined.items() if q.client == client])
 
     def process_gone(self, pid: int, started: int) -> list[Action]:
+        """A process of this machine has ended. (Pid 0 is anybody's elsewhere.)"""
+        if pid <= 0:
+            return []
         return self._end_quarantine([slot for slot, q in self.quarantined.items() if (q.pid, q.started) == (pid, started)])
 
     # --- blocks from peers --------------------------------------------------------------------------------------------------
 
-    def land(self, arriving: Commit, *, private: bool, tier: Tier) -> tuple[int | None, list[Action]]:
+    def land(self, arriving: Commit, *, private: bool, tier: Tier, retention: int) -> tuple[int | None, list[Action]]:
         """A slot for an arrived block, or None where it cannot be had. Its key must be new."""
         if arriving.length > self._slot_bytes or self._blocks.loops(arriving.key, arriving.parent):
             return None, []
         actions = self._make_room(1)
         if not self._slots.free:
             return None, actions
-        slot, more = self._take(Reservation(arriving.key, arriving.parent, private, None, arriving, tier=tier))
+        slot, more = self._take(Reservation(arriving.key, arriving.parent, private, None, arriving, retention, tier))
         return slot, actions + more
 
     def landed(self, slot: int, *, sound: bool, now: float) -> tuple[BlockKey, Tier, list[Action]]:
@@ -211,7 +221,7 @@ class Writers:
         self.quarantined[slot] = DISK
 
     def disk_let_go(self, slot: int) -> list[Action]:
-        return self._end_quarantine([slot])
+        return self._end_quarantine([slot]) if slot in self.quarantined else []
 
     # --- inside -------------------------------------------------------------------------------------------------------------
 
@@ -239,9 +249,11 @@ class Writers:
         pinned = [key for key in keys if key is not None]
         for key in pinned:
             self._blocks.pin(key)
-        yield
-        for key in pinned:
-            self._blocks.unpin(key)
+        try:
+            yield
+        finally:
+            for key in pinned:
+                self._blocks.unpin(key)
 
     def _grant(self, client: Client, request: Reserve) -> list[Action]:
         actions: list[Action] = []
@@ -282,7 +294,7 @@ class Writers:
         expires = now + self._settings.handoff_ttl_s if private else None
         row = grant_row(
             commit.key, commit.parent, slot, self._slots.epoch(slot), commit.tokens, commit.length, commit.checksum,
-            private=private,
+            private=private, retention=reservation.retention,
         )  # fmt: skip
         block = Block(
             commit.key, slot, commit.parent, commit.tokens, commit.length, commit.checksum, commit.meta, now, row,

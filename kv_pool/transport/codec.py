@@ -21,7 +21,8 @@ from kv_pool.node import messages as m
 KEYS_MAX: Final = 8192
 GRANTS_MAX: Final = 256
 SOURCES_MAX: Final = 8
-META_BYTES_MAX: Final = 4096
+META_BYTES_MAX: Final = 2048
+"""As much as an SSD record holds."""
 NAME_CHARS_MAX: Final = 256
 HEADER_BYTES_MAX: Final = 512 * 1024
 TIMEOUT_S_MAX: Final = 24 * 3600.0

@@ -23,6 +23,7 @@ MESSAGE_BYTES_MAX: Final = 256 * 1024
 BUFFER_BYTES: Final = 1024 * 1024
 """Asked of the kernel, which gives what its own limit allows (net.core.wmem_max, twice that of its bookkeeping)."""
 UNSENT_MESSAGES_MAX: Final = 1024
+UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
 ACCEPT_BACKLOG: Final = 128
 CREDENTIALS: Final = struct.Struct("3i")
 PREFIX: Final = "unix:@"
@@ -41,14 +42,15 @@ def _socket() -> socket.socket:
 
 class LocalConnection:
     """One end. Nothing here blocks. Messages leave in order; what the kernel does not take at once waits here, up to
-    ``UNSENT_MESSAGES_MAX``."""
+    ``UNSENT_MESSAGES_MAX`` and ``UNSENT_BYTES_MAX``."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._socket.setblocking(False)
         self._buffer = bytearray(MESSAGE_BYTES_MAX)
         self._view = memoryview(self._buffer)
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._unsent_bytes = 0
         self.pid, self.uid, _ = CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
 
     @classmethod
@@ -74,33 +76,21 @@ class LocalConnection:
         return bool(self._unsent)
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Raises :class:`HungUpError`. ``descriptors`` (file descriptors) travel with a message that nothing waits before."""
+        """Raises :class:`HungUpError`. ``descriptors`` (file descriptors) travel along, and stay the caller's, who keeps them
+        open. Raises ValueError for a message over ``MESSAGE_BYTES_MAX``."""
         if len(message) > MESSAGE_BYTES_MAX:
             raise ValueError(f"a message of {len(message)} bytes is over the limit of {MESSAGE_BYTES_MAX}")
-        if self._unsent:
-            self._keep(message)
-            return
-        try:
-            if descriptors:
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-                self._socket.sendmsg([message], rights)
-            else:
-                self._socket.send(message)
-        except OSError as error:
-            if error.errno not in BUSY:
-                raise HungUpError(error.strerror) from error
-            self._keep(message)
+        if self._unsent or not self._send(message, descriptors):
+            if len(self._unsent) >= UNSENT_MESSAGES_MAX or self._unsent_bytes + len(message) > UNSENT_BYTES_MAX:
+                raise HungUpError("it takes no more messages")
+            self._unsent.append((message, tuple(descriptors)))
+            self._unsent_bytes += len(message)
 
     def flush(self) -> None:
         """Send what waits, as far as the kernel takes it. Raises :class:`HungUpError`."""
-        while self._unsent:
-            try:
-                self._socket.send(self._unsent[0])
-            except OSError as error:
-                if error.errno not in BUSY:
-                    raise HungUpError(error.strerror) from error
-                return
-            self._unsent.popleft()
+        while self._unsent and self._send(*self._unsent[0]):
+            message, _ = self._unsent.popleft()
+            self._unsent_bytes -= len(message)
 
     def receive(self) -> memoryview | None:
         """The next message, valid until the next call; None where there is none yet. Raises :class:`HungUpError`."""
@@ -131,10 +121,19 @@ class LocalConnection:
     def close(self) -> None:
         self._socket.close()
 
-    def _keep(self, message: bytes) -> None:
-        if len(self._unsent) >= UNSENT_MESSAGES_MAX:
-            raise HungUpError("it takes no more messages")
-        self._unsent.append(message)
+    def _send(self, message: bytes, descriptors: Sequence[int]) -> bool:
+        """False where the kernel takes nothing now."""
+        try:
+            if descriptors:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+                self._socket.sendmsg([message], rights)
+            else:
+                self._socket.send(message)
+        except OSError as error:
+            if error.errno not in BUSY:
+                raise HungUpError(error.strerror) from error
+            return False
+        return True
 
 
 class LocalListener:

@@ -64,6 +64,9 @@ class Scene:
         self.state = make_state(slots, limits)
         self.now = 0.0
         self.ticket = 0
+        self.greet()
+
+    def greet(self) -> None:
         for name, pid in PIDS.items():
             self.do(name, Hello(pid, 1))
 
@@ -135,10 +138,10 @@ class Scene:
     def release(self, grant: Grant, *, consume: bool = False, client: str = "r") -> list[Action]:
         return self.do(client, Release((grant.lease,), consume))
 
-    def arrives(self, fetch: int, number: int, *, sound: bool = True, private: bool = False) -> list[Action]:
+    def arrives(self, fetch: int, number: int, *, sound: bool = True, private: bool = False, retention: int = 0) -> list[Action]:
         """A block of a fetch comes in, and lands where the state says."""
         commit = Commit(-1, key(number), None, BLOCK_TOKENS, 10, 7, b"")
-        actions = self.happens(BlockArrived(fetch, commit, private))
+        actions = self.happens(BlockArrived(fetch, commit, private, retention=retention))
         for land in [a for a in actions if isinstance(a, Land)]:
             actions += self.happens(BlockLanded(land.slot, sound))
         return actions

@@ -388,6 +388,7 @@ def test_a_node_that_was_replaced_while_it_slept_is_refused_when_it_wakes(open_s
         until(lambda: time.monotonic() > asleep_since + 3.0, clients=(reader, new_writer))  # long enough to give everybody up
         old.signal(signal.SIGCONT)
         # It wakes: its worker is told to connect anew, its peer's words are refused, and nobody gets anything from it.
+        until(lambda: old.stats()["clients_lost"] > 0, clients=(reader, new_writer))
         wait_for(old_writer, NodeLost)
         until(lambda: old.stats()["clients"] == 0, clients=(reader, new_writer))
         assert (old.stats()["leases"], old.stats()["acquires_waiting"]) == (0, 0)

@@ -19,7 +19,7 @@ from kv_pool.node.state import NodeState
 from kv_pool.node.stimuli import Action, Asked, Drain, Publish, SetEpoch, Tick
 from kv_pool.policy.registry import make_eviction_policy
 from kv_pool.settings import SsdSettings
-from kv_pool.ssd.records import BatchWritten, DiskDown, DiskUp, ReadRecord, Record, RecordRead, WriteBatch, batch_bytes
+from kv_pool.ssd.records import BatchWritten, DiskDown, DiskUp, Fault, ReadRecord, Record, RecordRead, WriteBatch, batch_bytes
 from tests.kv_pool.node_scene import BLOCK_TOKENS, LIMITS, PIDS, SLOT_BYTES
 from tests.kv_pool.ssd_twin import Medium
 from tests.kv_pool.test_node_machine import NodeMachine, Twin, parent_of
@@ -81,6 +81,8 @@ class SsdNodeMachine(NodeMachine):
                     block = self.state.blocks.get(write.record.key)
                     assert block is not None
                     assert (block.slot, block.parent) == (write.slot, write.record.parent)
+                    assert not block.private
+                    assert write.slot not in self.touched_by_the_disk(), "written twice at a time"
                 self.writes[action.id] = action
             case ReadRecord():
                 assert self.up
@@ -108,17 +110,17 @@ class SsdNodeMachine(NodeMachine):
             self.happens(BatchWritten(earlier.id, ok, batch_bytes(earlier) if ok else 0))
 
     @precondition(lambda self: self.reads)
-    @rule(data=st.data(), sound=st.sampled_from([True, True, True, False]))
-    def read_is_answered(self, data: st.DataObject, sound: bool) -> None:
+    @rule(data=st.data(), fault=st.sampled_from([None, None, None, "corrupt", "io"]))
+    def read_is_answered(self, data: st.DataObject, fault: Fault | None) -> None:
         read = self.reads.pop(data.draw(st.sampled_from(sorted(self.reads))))
         segment = self.medium.segments[read.place.segment]
         generation, entry = segment.pages.get(read.place.page, (0, None))
         there = generation == read.place.generation and entry is not None and entry.key == read.key
-        if there and sound and self.up:
+        if there and fault is None and self.up:
             record = Record(read.key, entry.parent, entry.first, entry.tokens, entry.length, 7, 0, 0.0, entry.expires_at, b"")
             self.happens(RecordRead(read.id, record, None))
         else:
-            self.happens(RecordRead(read.id, None, "corrupt"))
+            self.happens(RecordRead(read.id, None, fault if there and fault is not None else "corrupt"))
 
     @precondition(lambda self: self.up)
     @rule()

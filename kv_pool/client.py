@@ -61,7 +61,8 @@ __all__ = [
 ]
 
 SPIN_S: Final = 200e-6
-"""A waiting client looks this long before it sleeps: waking up costs about as much."""
+"""After an order a waiting client looks this long for the answer before it sleeps: waking up costs about as much. Not while it
+waits for something that takes its time, such as blocks of another node: those need the processor more."""
 COPY_BYTES: Final = 1024 * 1024
 """Copied and digested at a time: the digest then reads from the processor's cache, not from memory."""
 HARMLESS: Final = frozenset({ErrorCode.NOT_RESERVED, ErrorCode.BAD_COMMIT})
@@ -226,6 +227,7 @@ class PoolClient:
         self._lost: str | None = None
         self._closed = False
         self._next_ticket = 0
+        self._look_out_until = 0.0
         self._reserving: dict[int, tuple[BlockKey, ...]] = {}
 
     def fileno(self) -> int:
@@ -390,9 +392,8 @@ class PoolClient:
 
     def _wait(self, timeout_s: float) -> None:
         """Until something has arrived: a short look-out first, then asleep."""
-        spin_until = time.perf_counter() + min(SPIN_S, timeout_s)
         while not self._ready.poll(0):
-            if time.perf_counter() >= spin_until:
+            if time.perf_counter() >= self._look_out_until:
                 self._ready.poll(timeout_s * 1000)
                 return
 
@@ -401,6 +402,7 @@ class PoolClient:
             return
         try:
             self._connection.send(encode(request, self._incarnation))
+            self._look_out_until = time.perf_counter() + SPIN_S
         except HungUpError as error:
             self._lost = str(error)
 

@@ -22,6 +22,7 @@ SECRETS: Final = frozenset({"gateway.admin_keys", "gateway.api_keys"})
 """Keys whose value is never shown."""
 SSD_SEGMENT_BYTES_MIN: Final = 2**20
 SSD_SEGMENTS_MIN: Final = 4
+"""Besides two for each retention class: one that is being filled, and one that may die for it."""
 
 
 class ClusterSettings(BaseModel):
@@ -101,8 +102,11 @@ class ClusterConfig(BaseModel):
         capacity, segment = parse_size(ssd.capacity), parse_size(ssd.segment)
         if segment < SSD_SEGMENT_BYTES_MIN:
             yield f"ssd.segment: {ssd.segment} is under 1MiB"
-        elif capacity // segment < SSD_SEGMENTS_MIN:
-            yield f"ssd.capacity: {ssd.capacity} holds fewer than {SSD_SEGMENTS_MIN} segments of ssd.segment ({ssd.segment})"
+        elif capacity // segment < (least := SSD_SEGMENTS_MIN + 2 * len(self.pool.retention)):
+            yield (
+                f"ssd.capacity: {ssd.capacity} holds fewer than {least} segments of ssd.segment ({ssd.segment}), which "
+                f"{len(self.pool.retention)} classes (pool.retention) need"
+            )
         if parse_size(ssd.batch) > segment:
             yield f"ssd.batch: {ssd.batch} is over ssd.segment ({ssd.segment})"
         if ssd.directory and self.pool.nodes > 1 and "{node}" not in ssd.directory:

@@ -29,8 +29,8 @@ def start_cluster(config: Any, *, progress: Callable[[str], None]) -> FakeCluste
         raise cluster.launch.LaunchError(os.environ["FAKE_START_ERROR"])
     take_sigterm_as_ray_does()
     progress("workers: loading the model")
-    print("starting", flush=True)
     try:
+        print("starting", flush=True)  # inside: the signal that this calls for may come at once
         time.sleep(float(os.environ.get("FAKE_START_S", "0")))
     except BaseException:
         print("cleaned", flush=True)

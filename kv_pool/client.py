@@ -10,12 +10,24 @@ import os
 import select
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import xxhash
 
 from kv_pool.arena import Arena
+from kv_pool.client_events import (
+    AcquireEnded,
+    BlockSourceAddress,
+    ClientEvent,
+    Granted,
+    LeasedBlock,
+    NodeInfo,
+    NodeLost,
+    Reserved,
+    ReservedSlot,
+    ReserveRefused,
+    copy_and_digest,
+)
 from kv_pool.keys import BlockKey
 from kv_pool.node.messages import (
     Abandon,
@@ -25,7 +37,6 @@ from kv_pool.node.messages import (
     Ended,
     ErrorCode,
     Goodbye,
-    Grant,
     Hello,
     Keepalive,
     Miss,
@@ -58,157 +69,18 @@ __all__ = [
     "Reserved",
     "ReservedSlot",
     "Tier",
+    "copy_and_digest",
 ]
 
 SPIN_S: Final = 200e-6
 """After an order a waiting client looks this long for the answer before it sleeps: waking up costs about as much. Not while it
 waits for something that takes its time, such as blocks of another node: those need the processor more."""
-COPY_BYTES: Final = 1024 * 1024
-"""Copied and digested at a time: the digest then reads from the processor's cache, not from memory."""
 HARMLESS: Final = frozenset({ErrorCode.NOT_RESERVED, ErrorCode.BAD_COMMIT})
 """Refusals that concern one block: it is simply not there."""
 
 
 class PoolUnavailableError(Exception):
     """The node cannot be used: it does not answer, or its slots do not fit the blocks."""
-
-
-class BlockSourceAddress(Protocol):
-    """Another node, as the scheduler names it."""
-
-    @property
-    def node_id(self) -> str: ...
-    @property
-    def endpoint(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class NodeInfo:
-    node_id: str
-    incarnation: str
-    slots: int
-    slot_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReservedSlot:
-    """A slot that is ours to write until it is committed or abandoned. ``buffer`` has ``slot_bytes`` bytes, writable."""
-
-    key: BlockKey
-    index: int
-    buffer: memoryview
-
-
-class LeasedBlock:
-    """A committed block that stays while its lease lasts. ``buffer`` is read-only and as long as what was stored. ``tier`` says
-    where it was when it was asked for."""
-
-    __slots__ = ("_arena", "_granted", "_index", "_read")
-
-    def __init__(self, arena: Arena, granted: GrantedMessage, index: int) -> None:
-        self._arena = arena
-        self._granted = granted
-        self._index = index
-        self._read: Grant | None = None
-
-    @property
-    def _grant(self) -> Grant:
-        """Read when it is asked for: most of a long chain's time would go into this otherwise."""
-        if self._read is None:
-            self._read = self._granted.grant(self._index)
-        return self._read
-
-    @property
-    def key(self) -> BlockKey:
-        return self._grant.key
-
-    @property
-    def tokens(self) -> int:
-        return self._grant.tokens
-
-    @property
-    def meta(self) -> bytes:
-        return self._grant.meta
-
-    @property
-    def lease(self) -> int:
-        return self._granted.lease + self._index
-
-    @property
-    def tier(self) -> Tier:
-        return self._grant.tier
-
-    @property
-    def buffer(self) -> memoryview:
-        """Raises IndexError where the node has named a slot that is not there."""
-        return self._arena.slot_read_only(self._grant.slot)[: self._grant.length]
-
-    def still_held(self) -> bool:
-        """The slot still is this block's. After a copy: the bytes copied were its own all the time."""
-        return self._arena.epoch(self._grant.slot) == self._grant.epoch
-
-    def verify(self) -> bool:
-        """The bytes have the stored checksum and the slot still is this block's; anything else is a miss."""
-        return xxhash.xxh3_64_intdigest(self.buffer) == self._grant.checksum and self.still_held()
-
-    def copy_to(self, target: memoryview) -> bool:
-        """Copy the block's bytes, and check on the way what :meth:`verify` checks; False is a miss, whatever ``target`` holds
-        then."""
-        digest = copy_and_digest(self.buffer, target)
-        return digest == self._grant.checksum and self.still_held()
-
-
-def copy_and_digest(source: memoryview, target: memoryview) -> int:
-    """Copy ``source`` (bytes) into as many first bytes of ``target``; returns their XXH3-64."""
-    digest = xxhash.xxh3_64()
-    for start in range(0, len(source), COPY_BYTES):
-        piece = target[start : min(start + COPY_BYTES, len(source))]
-        piece[:] = source[start : start + COPY_BYTES]
-        digest.update(piece)
-    return digest.intdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """Per key a slot to write, or None where the pool has the block or another writer brings it."""
-
-    ticket: int
-    slots: tuple[ReservedSlot | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReserveRefused:
-    ticket: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """Blocks ``position``, ``position + 1`` ... of an acquire, in order. The receiver releases each one's ``lease``."""
-
-    ticket: int
-    position: int
-    blocks: tuple[LeasedBlock, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AcquireEnded:
-    """Last event of an acquire: its first ``available`` keys were granted; ``miss`` says why not all."""
-
-    ticket: int
-    available: int
-    miss: Miss | None
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLost:
-    """All tickets, leases and reservations of this client are void: touch no buffer, close it and connect anew. Said by every
-    later poll too."""
-
-    reason: str
-
-
-ClientEvent = Reserved | ReserveRefused | Granted | AcquireEnded | NodeLost
 
 
 class PoolClient:

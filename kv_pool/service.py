@@ -10,7 +10,6 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -18,44 +17,36 @@ import zmq
 
 from kv_pool import status
 from kv_pool.arena import Arena
+from kv_pool.effects import Effects
 from kv_pool.events.publisher import EventPublisher
 from kv_pool.events.replay import encode_replay
 from kv_pool.events.snapshot import Snapshot, encode_snapshot
 from kv_pool.events.types import DRAM, SSD
-from kv_pool.local_clients import NAME_PREFIX, LocalClients
-from kv_pool.node.messages import Answer, AskEvents, AskSnapshot, ErrorCode, Goodbye, Hello, Question, Refusal, Welcome
+from kv_pool.local_clients import LocalClients
+from kv_pool.node.messages import AskEvents, AskSnapshot, ErrorCode, Goodbye, Hello, Question, Refusal, Welcome
 from kv_pool.node.state import NodeState
 from kv_pool.node.stimuli import (
-    Action,
     Asked,
-    CancelFetch,
     ClientGone,
     Drain,
     Event,
-    Greet,
-    Land,
     ProcessGone,
-    Publish,
-    SaveBudget,
-    Send,
-    SendBlock,
-    SetEpoch,
-    StartFetch,
     Tick,
 )
 from kv_pool.peers import Arrival, PeerLinks, Pulled
 from kv_pool.policy.registry import make_eviction_policy
+from kv_pool.remote_clients import RemoteClients
 from kv_pool.settings import PoolSettings, SsdSettings
 from kv_pool.sizes import parse_size
 from kv_pool.ssd.disk.disk import SsdDisk
 from kv_pool.ssd.make import segment_bytes, segment_count
-from kv_pool.ssd.records import DiskDown, ReadRecord, WriteBatch
-from kv_pool.transport.codec import QUESTIONS, REQUESTS, MalformedMessageError, decode, encode
+from kv_pool.ssd.records import DiskDown
+from kv_pool.transport.codec import QUESTIONS, REQUESTS, MalformedMessageError, decode
 from kv_pool.transport.curve import CurveKeys, Gatekeeper, check_host
 from kv_pool.transport.memory import keep_freed_memory
-from kv_pool.transport.pieces import cut, pieces_of
+from kv_pool.transport.pieces import pieces_of
 from kv_pool.transport.process import Watched
-from kv_pool.transport.sockets import MESSAGES_WAITING_MAX, bind, make_socket
+from kv_pool.transport.sockets import MESSAGES_WAITING_MAX
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +57,6 @@ SPIN_S: Final = 50e-6
 STATUS_TIMEOUT_S: Final = 5.0
 DISK_STOP_TIMEOUT_S: Final = 3.0
 TICK_PERIOD_S: Final = 0.25
-MESSAGES_PER_TURN_MAX: Final = 256
 
 
 class PoolNode:
@@ -104,9 +94,8 @@ class PoolNode:
         self._context = zmq.Context()
         self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
         waiting_max = MESSAGES_WAITING_MAX + settings.fetch_inflight_blocks * pieces_of(slot_bytes)
-        self._router = make_socket(self._context, zmq.ROUTER, waiting_max=waiting_max)
-        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a client that is gone is an error here, not a silent loss
-        self.endpoint = bind(self._router, settings.host, keys)
+        self._remote = RemoteClients(self._context, settings.host, waiting_max=waiting_max, keys=keys)
+        self.endpoint = self._remote.endpoint
         self._events = EventPublisher(self._context, settings.host, node_id, self.incarnation, keys)
         self.events_endpoint = self._events.endpoint
         self._local = LocalClients(f"moonpool-{self.incarnation}")
@@ -119,10 +108,7 @@ class PoolNode:
             keys=keys,
         )
         self._processes = Watched()
-        self._gone: list[str] = []
-        self._landing: int | None = None
-        """The slot that the state wants the latest arrival in."""
-        self._counts = {"bytes_out": 0, "malformed": 0, "turns_failed": 0}
+        self._counts = {"malformed": 0, "turns_failed": 0}
         self._orders: deque[Drain] = deque(maxlen=ORDERS_MAX)
         self._questions: deque[Future[dict[str, Any]]] = deque(maxlen=ORDERS_MAX)
         self._poller = zmq.Poller()
@@ -130,14 +116,29 @@ class PoolNode:
         self._local_spoke = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._disk = self._make_disk()
+        self._effects = Effects(
+            Welcome(node_id, slots, slot_bytes, settings.client_dead_s),
+            self.incarnation,
+            arena=self._arena,
+            local=self._local,
+            remote=self._remote,
+            events=self._events,
+            peers=self._peers,
+            disk=self._disk,
+        )
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"pool-{node_id}", daemon=True)
 
     def start(self) -> None:
+        """Raises SsdFormatError or OSError where the SSD's directory cannot be this node's; the node is stopped then."""
         keep_freed_memory()
         self._arena.start_prefault()
         if self._disk is not None:
-            self._disk.start()
+            try:
+                self._disk.start()
+            except BaseException:
+                self.stop()
+                raise
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -172,8 +173,11 @@ class PoolNode:
             "slot_bytes": self._arena.slot_bytes,
             "events_sequence": self._events.sequence,
             "bytes_in": self._peers.bytes_in,
+            "bytes_out": self._effects.bytes_out,
+            "malformed": self._counts["malformed"],
+            "turns_failed": self._counts["turns_failed"] + self._effects.failed,
         }
-        return counts | self._counts | here
+        return counts | here
 
     def status(self) -> dict[str, Any]:
         """All that an operator may want to know of the node, from any thread. Raises TimeoutError where the node does not
@@ -259,12 +263,13 @@ class PoolNode:
         while self._questions:
             self._questions.popleft().set_exception(TimeoutError("the node has been stopped"))
         if self._disk is not None:
-            self._do(self._state.last_words(time.monotonic()), time.monotonic())
+            now = time.monotonic()
+            self._effects.do(self._state.last_words(now), now)
             self._disk.stop(DISK_STOP_TIMEOUT_S)
         self._peers.close()
         self._events.close()
         self._local.close()
-        self._router.close(0)
+        self._remote.close()
         if self._gatekeeper is not None:
             self._gatekeeper.close()
         self._context.destroy(linger=0)  # lets go of the slots that were being sent
@@ -275,16 +280,16 @@ class PoolNode:
 
     def _turn(self, timeout_s: float) -> None:
         processes = self._processes.fds()
-        self._watch([self._router, self._local.fd, self._wake, *processes, *self._peers.sockets()])
-        waiting_ms = 0 if self._peers.pending or self._gone else max(0, int(timeout_s * 1000 + 1))
+        self._watch([self._remote.socket, self._local.fd, self._wake, *processes, *self._peers.sockets()])
+        waiting_ms = 0 if self._peers.pending or self._effects.pending else max(0, int(timeout_s * 1000 + 1))
         if waiting_ms and self._local_spoke and self._local.look_out(SPIN_S):
             waiting_ms = 0
         ready = dict(self._poller.poll(waiting_ms))
         self._local_spoke = self._local.fd in ready
         if self._local_spoke:
             self._take_local_messages()
-        if self._router in ready:
-            self._take_messages()
+        if self._remote.socket in ready:
+            self._take_remote_messages()
         self._take_peer_events()
         if self._wake in ready:
             self._take_woken()
@@ -292,8 +297,7 @@ class PoolNode:
             if fd in ready:
                 self._react(ProcessGone(pid, started))
                 self._forget_processes()
-        gone, self._gone = self._gone, []
-        for client in gone:
+        for client in self._effects.take_gone():
             self._react(ClientGone(client))
         self._events.flush()
 
@@ -348,7 +352,7 @@ class PoolNode:
             if isinstance(request, Hello):
                 self._hello(client)
             elif incarnation != self.incarnation:
-                self._send(client, Refusal(ErrorCode.STALE_INCARNATION))
+                self._effects.send(client, Refusal(ErrorCode.STALE_INCARNATION))
             else:
                 self._react(Asked(client, request))  # type: ignore[arg-type]  # REQUESTS holds requests only
                 if isinstance(request, Goodbye):
@@ -367,15 +371,10 @@ class PoolNode:
     def _malformed(self, client: str, error: MalformedMessageError) -> None:
         self._counts["malformed"] += 1
         log.debug("malformed message: %s", error)
-        self._send(client, Refusal(ErrorCode.MALFORMED))
+        self._effects.send(client, Refusal(ErrorCode.MALFORMED))
 
-    def _take_messages(self) -> None:
-        for _ in range(MESSAGES_PER_TURN_MAX):
-            try:
-                name, *frames = self._router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            client = name.hex()
+    def _take_remote_messages(self) -> None:
+        for client, frames in self._remote.receive():
             try:
                 if len(frames) != 1:
                     raise MalformedMessageError("one frame is needed")
@@ -386,10 +385,10 @@ class PoolNode:
     def _take(self, client: str, frame: bytes) -> None:
         request, incarnation = decode(frame, REQUESTS | QUESTIONS)
         if isinstance(request, AskSnapshot | AskEvents):
-            self._send_frames(client, self._answer(request))
+            self._effects.reply(client, self._answer(request))
             return
         if not isinstance(request, Hello) and incarnation != self.incarnation:
-            self._send(client, Refusal(ErrorCode.STALE_INCARNATION))
+            self._effects.send(client, Refusal(ErrorCode.STALE_INCARNATION))
             return
         self._react(Asked(client, request))  # type: ignore[arg-type]  # REQUESTS holds requests only
 
@@ -403,14 +402,15 @@ class PoolNode:
     def _take_peer_events(self) -> None:
         for event in self._peers.receive(time.monotonic()):
             if isinstance(event, Arrival):
-                self._landing = None
+                self._effects.landing = None
                 self._react(event.event())
-                if self._landing is not None:
-                    event.landing.into(self._landing, self._arena.slot(self._landing))
+                slot = self._effects.landing
+                if slot is not None:
+                    event.landing.into(slot, self._arena.slot(slot))
             else:
                 self._react(event)
 
-    # --- doing what the state says --------------------------------------------------------------------------------------------
+    # --- deciding and doing ---------------------------------------------------------------------------------------------------
 
     def _react(self, event: Event) -> None:
         """Never raises: what comes after an event that we cannot take must not be lost with it."""
@@ -418,75 +418,7 @@ class PoolNode:
         try:
             actions = self._state.handle(event, now)
         except Exception:
-            self._failed(type(event).__name__)
+            self._counts["turns_failed"] += 1
+            log.exception("pool node %s: %s failed", self.node_id, type(event).__name__)
             return
-        self._do(actions, now)
-
-    def _failed(self, what: str) -> None:
-        self._counts["turns_failed"] += 1
-        log.error("pool node %s: a turn failed (%s)", self.node_id, what, exc_info=True)  # noqa: LOG014 - called by handlers only
-
-    def _do(self, actions: Iterable[Action], now: float) -> None:
-        """All of them, whatever becomes of one: a batch or a read that is lost on the way would never be answered."""
-        for action in actions:
-            try:
-                self._do_one(action, now)
-            except Exception:
-                self._failed(type(action).__name__)
-
-    def _do_one(self, action: Action, now: float) -> None:
-        match action:
-            case Send(client, answer):
-                self._send(client, answer)
-            case SendBlock():
-                self._send_block(action)
-            case Greet(client):
-                self._send(client, self._welcome(), welcome=True)
-            case Publish(event):
-                self._events.add(event)
-            case SetEpoch(slot, epoch):
-                self._arena.set_epoch(slot, epoch)
-            case StartFetch():
-                self._peers.start(action, now)
-            case CancelFetch(fetch, peer):
-                self._peers.cancel(fetch, peer)
-            case Land(slot):
-                self._landing = slot
-            case WriteBatch() | ReadRecord() | SaveBudget():
-                self._do_on_disk(action)
-
-    def _do_on_disk(self, action: WriteBatch | ReadRecord | SaveBudget) -> None:
-        assert self._disk is not None
-        match action:
-            case WriteBatch():
-                self._disk.write(action)
-            case ReadRecord():
-                self._disk.read(action)
-            case SaveBudget(packed):
-                self._disk.save_budget(packed)
-
-    def _welcome(self) -> Welcome:
-        return Welcome(self.node_id, self._arena.slots, self._arena.slot_bytes, self._settings.client_dead_s)
-
-    def _send(self, client: str, answer: Answer, *, welcome: bool = False) -> None:
-        message = encode(answer, self.incarnation)
-        if not client.startswith(NAME_PREFIX):
-            self._send_frames(client, [message])
-        elif not self._local.send(client, message, (self._arena.fd,) if welcome else ()):
-            self._gone.append(client)
-
-    def _send_block(self, action: SendBlock) -> None:
-        """The bytes leave from the arena without a copy."""
-        payload = self._arena.slot_read_only(action.slot)[: action.length]
-        for header, piece in cut(action.answer, payload):
-            if not self._send_frames(action.client, [encode(header, self.incarnation), piece], copy=False):
-                return
-            self._counts["bytes_out"] += len(piece)
-
-    def _send_frames(self, client: str, frames: list[bytes | memoryview] | list[bytes], *, copy: bool = True) -> bool:
-        try:
-            self._router.send_multipart([bytes.fromhex(client), *frames], zmq.NOBLOCK, copy=copy)
-        except zmq.ZMQError:  # it is gone, or takes nothing more
-            self._gone.append(client)
-            return False
-        return True
+        self._effects.do(actions, now)

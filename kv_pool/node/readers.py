@@ -14,7 +14,6 @@ no read was free yet.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 from kv_pool.keys import BlockKey
@@ -24,6 +23,7 @@ from kv_pool.node.fetches import Fetch, Fetches
 from kv_pool.node.messages import Acquire, Ended, Granted, Miss, Peer, Pull, Release, Stalled, Tier
 from kv_pool.node.ssd_reads import SsdReads
 from kv_pool.node.stimuli import Action, CancelFetch, Send, SendBlock, StartFetch
+from kv_pool.node.tickets import Ticket
 from kv_pool.settings import PoolSettings
 from kv_pool.ssd.log import Missing
 
@@ -31,50 +31,6 @@ GRANTS_PER_MESSAGE_MAX: Final = 256
 META_BYTES_PER_MESSAGE_MAX: Final = 128 * 1024
 """With the rows well below what a message may have."""
 DRAM_TIERS: Final = bytes(GRANTS_PER_MESSAGE_MAX)
-
-
-@dataclass(slots=True)
-class Ticket:
-    """``position`` is the next key to grant; ``sources`` are the nodes that may still have more, never this one; ``miss`` says
-    why the last place that was asked had no more. ``came_from`` has the blocks that were brought here for it."""
-
-    client: Client
-    request: Acquire | Pull
-    sources: tuple[Peer, ...]
-    deadline: float
-    position: int = 0
-    miss: Miss | None = None
-    fetches: set[int] = field(default_factory=set[int])
-    came_from: dict[BlockKey, Tier] = field(default_factory=dict[BlockKey, Tier])
-    failed: dict[BlockKey, Miss] = field(default_factory=dict[BlockKey, Miss])
-    """Reads ordered ahead for it that came to nothing."""
-
-    @property
-    def id(self) -> TicketId:
-        return self.client.name, self.request.ticket
-
-    @property
-    def done(self) -> bool:
-        return self.position == len(self.request.keys)
-
-    @property
-    def next_key(self) -> BlockKey:
-        return self.request.keys[self.position]
-
-    @property
-    def source(self) -> Peer | None:
-        """The node to ask now."""
-        return self.sources[0] if self.sources else None
-
-    @property
-    def patient(self) -> bool:
-        """Whether the source may wait for keys to come. Only the last one may: the others would keep it from being asked."""
-        return self.request.wait and len(self.sources) == 1
-
-    def settle(self, miss: Miss) -> None:
-        """The source has had its say."""
-        self.miss = miss
-        self.sources = self.sources[1:]
 
 
 class Readers:

@@ -14,8 +14,8 @@ from kv_pool.ssd.records import Place, ReadRecord, RecordRead
 
 
 class SsdReads:
-    """``log`` is None where the node has no SSD tier. ``now`` is monotonic everywhere; the log counts in wall-clock time, which
-    is ``wall_offset`` ahead."""
+    """``log`` is None where the node has no SSD tier. ``now`` is monotonic everywhere; the log counts in wall-clock time
+    (``clock``)."""
 
     def __init__(self, log: SsdLog | None, writers: Writers, *, slot_bytes: int, in_flight_max: int, clock: WallClock) -> None:
         self._log = log
@@ -56,11 +56,11 @@ class SsdReads:
         self._log.end_read(load.place)
         if load.called_off:
             return None, None, self._writers.disk_let_go(load.slot)
-        miss = self._unsound(load, event, now)
-        if miss is not None or event.record is None:
-            forgotten = self.forget(load.key) if miss is Miss.CORRUPT else []
-            return load, miss or Miss.CORRUPT, [*self._writers.not_loaded(load.slot), *forgotten]
         record = event.record
+        miss = self._unsound(load, event, now)
+        if record is None or miss is not None:
+            forgotten = self.forget(load.key) if miss is Miss.CORRUPT else []
+            return load, miss, [*self._writers.not_loaded(load.slot), *forgotten]
         commit = Commit(load.slot, load.key, record.parent, record.tokens, record.length, record.checksum, record.meta)
         self._log.touch(load.key, self._clock.at(now))
         self.blocks_read += 1

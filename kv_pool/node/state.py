@@ -234,9 +234,7 @@ class NodeState:
             return []
         if self.writers.writing(key):
             return self.readers.not_landed(key, Miss.REFUSED, now)
-        slot, actions = self.writers.land(
-            event.commit, private=event.private, tier=event.tier, retention=self.known_retention(event.retention)
-        )
+        slot, actions = self.writers.land(event.commit, private=event.private, tier=event.tier, retention=event.retention)
         if slot is None:
             return actions + self.readers.not_landed(key, Miss.REFUSED, now)
         return [*actions, Land(slot)]
@@ -251,10 +249,6 @@ class NodeState:
         return actions + self.readers.not_landed(key, Miss.CORRUPT, now)
 
     # --- the SSD ------------------------------------------------------------------------------------------------------------
-
-    def known_retention(self, number: int) -> int:
-        """A peer with other classes than ours, or an old record, may name one that is not there: the first, then."""
-        return number if number < len(self._settings.retention_classes) else 0
 
     def _resident(self, key: BlockKey) -> bool:
         return self.blocks.get(key) is not None

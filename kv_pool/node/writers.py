@@ -185,7 +185,9 @@ class Writers:
         actions = self._make_room(1)
         if not self._slots.free:
             return None, actions
-        slot, more = self._take(Reservation(arriving.key, arriving.parent, private, None, arriving, retention, tier))
+        slot, more = self._take(
+            Reservation(arriving.key, arriving.parent, private, None, arriving, self._known_retention(retention), tier)
+        )
         return slot, actions + more
 
     def landed(self, slot: int, *, sound: bool, now: float) -> tuple[BlockKey, Tier, list[Action]]:
@@ -208,7 +210,7 @@ class Writers:
 
     def loaded(self, commit: Commit, retention: int, now: float) -> list[Action]:
         """The block that was read is in its slot, and sound."""
-        self.reservations[commit.slot].retention = retention
+        self.reservations[commit.slot].retention = self._known_retention(retention)
         return self._store(commit.slot, commit, now)
 
     def not_loaded(self, slot: int) -> list[Action]:
@@ -224,6 +226,11 @@ class Writers:
         return self._end_quarantine([slot]) if slot in self.quarantined else []
 
     # --- inside -------------------------------------------------------------------------------------------------------------
+
+    def _known_retention(self, number: int) -> int:
+        """A peer with other classes than ours, or a record of an earlier configuration, may name one that is not there: the first
+        one, then."""
+        return number if number < len(self._settings.retention_classes) else 0
 
     def _known(self, key: BlockKey) -> bool:
         return key in self._slot_of or self._blocks.get(key) is not None

@@ -103,7 +103,7 @@ def write(node: PoolNode, count: int) -> None:
 
 
 def do(node: PoolNode, actions: list[Action]) -> None:
-    node._do([a for a in actions if not isinstance(a, Send)], time.monotonic())
+    node._effects.do([a for a in actions if not isinstance(a, Send)], time.monotonic())
 
 
 def test_a_block_travels_between_nodes_that_know_each_other(tmp_path: Path):

@@ -57,12 +57,15 @@ class DecodeTask:
     sink: TokenSink
     budget_s: float
     write_back: bool = True
+    tpot_max_s: float | None = None
+    """A step that would take longer once this sequence has joined refuses it there; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLoad:
     """A decode worker's report, part of each heartbeat. ``step_s`` is the mean time of recent steps (0 when idle).
-    ``finished`` are the (request_id, attempt) ended since the last report, at most 256."""
+    ``finished`` are the (request_id, attempt) ended since the last report, at most 256. ``context_tokens`` are the tokens in the
+    cache of the running sequences; ``steps`` are (sequences, context tokens, seconds) of steps since, at most 64."""
 
     waiting: int
     running: int
@@ -72,6 +75,8 @@ class DecodeLoad:
     finished: tuple[tuple[str, int], ...] = ()
     batch_max: int = 1024
     """Sequences that can be active together: more would wait silently, so the scheduler gives it no more."""
+    context_tokens: int = 0
+    steps: tuple[tuple[int, int, float], ...] = ()
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -82,6 +87,8 @@ class DecodeLoad:
             "step_s": self.step_s,
             "finished": [list(f) for f in self.finished],
             "batch_max": self.batch_max,
+            "context_tokens": self.context_tokens,
+            "steps": [list(s) for s in self.steps],
         }
 
     @classmethod
@@ -94,4 +101,6 @@ class DecodeLoad:
             float(data["step_s"]),
             tuple((str(f[0]), int(f[1])) for f in data["finished"]),
             int(data.get("batch_max", 1024)),
+            int(data.get("context_tokens", 0)),
+            tuple((int(s[0]), int(s[1]), float(s[2])) for s in data.get("steps", ())),
         )

@@ -56,18 +56,22 @@ class PrefillTask:
     priority: int = 0
     reusable_only_at_chunks: bool = False
     """``reuse: bitwise``: cached blocks count only up to a multiple of chunk_tokens."""
+    load_max_blocks: int | None = None
+    """Blocks after these are computed, cached or not, since that is sooner. None: load all that there are."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillLoad:
     """A prefill worker's report, part of each heartbeat. ``queued_tokens`` are tokens still to compute, running included.
     ``finished`` are the (request_id, attempt, computed tokens, past tokens, compute seconds) since the last report, at most
-    256."""
+    256. ``loads`` are the (bytes from DRAM, from SSD, from a remote DRAM, from a remote SSD, seconds) of loads ended since, at
+    most 256."""
 
     waiting: int
     running: int
     queued_tokens: int
     finished: tuple[tuple[str, int, int, int, float], ...] = ()
+    loads: tuple[tuple[int, int, int, int, float], ...] = ()
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -75,9 +79,11 @@ class PrefillLoad:
             "running": self.running,
             "queued_tokens": self.queued_tokens,
             "finished": [list(f) for f in self.finished],
+            "loads": [list(entry) for entry in self.loads],
         }
 
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> PrefillLoad:
         finished = tuple((str(f[0]), int(f[1]), int(f[2]), int(f[3]), float(f[4])) for f in data["finished"])
-        return cls(int(data["waiting"]), int(data["running"]), int(data["queued_tokens"]), finished)
+        loads = tuple((int(e[0]), int(e[1]), int(e[2]), int(e[3]), float(e[4])) for e in data.get("loads", ()))
+        return cls(int(data["waiting"]), int(data["running"]), int(data["queued_tokens"]), finished, loads)

@@ -67,10 +67,13 @@ class SnapshotFailed:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """The gateway says that the attempt no longer occupies its pair."""
+    """The gateway says that the attempt no longer occupies its pair. ``ttft_s`` is the time from the plan to the first token,
+    None where there was none; ``output_tokens`` is the whole answer's length if it is complete, else None."""
 
     request_id: str
     attempt: int
+    ttft_s: float | None = None
+    output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

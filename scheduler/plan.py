@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -40,6 +40,15 @@ class SchedulerSettings(BaseModel):
     link_bytes_per_s: Annotated[
         float, Field(gt=0, description="First guess of the speed at which one node pulls blocks from another.")
     ] = 1.0e9
+    policy: Annotated[
+        Literal["random", "round_robin", "least_loaded", "local_cache_aware", "mooncake", "ours"],
+        Field(description="How a request gets its workers; all but 'ours' are there to compare with."),
+    ] = "ours"
+    seed: Annotated[int, Field(ge=0, description="Of the policy 'random'.")] = 0
+    balancing_threshold: Annotated[
+        float, Field(ge=1, description="Policy 'mooncake': best over own match above which the prefix is pulled.")
+    ] = 2.0
+    colocated: Annotated[bool, Field(description="Decode at the node that prefills: coupled serving, to compare with.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,11 @@ class RouteRequest:
     max_new_tokens: int
     priority: int = 0
     avoid: tuple[str, ...] = ()
+    request_class: str = ""
+    """Name of its service class; empty or unknown: the first one configured."""
+    slo_ttft_s: float | None = None
+    """Asked for by the request itself; None: what its class has."""
+    slo_tpot_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +78,12 @@ class PlanTerms:
     load_s: float
     compute_s: float
     handoff_s: float
+    overlap_s: float = 0.0
+    """As much of the load as happens while the request would wait anyway."""
 
     @property
     def ttft_s(self) -> float:
-        return self.queue_s + self.load_s + self.compute_s + self.handoff_s
+        return self.queue_s + self.load_s - self.overlap_s + self.compute_s + self.handoff_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +99,12 @@ class Plan:
     prefill_source: BlockSource | None
     decode_source: BlockSource | None
     terms: PlanTerms
+    load_max_blocks: int | None = None
+    """Blocks after these are computed even if they are cached, since that is sooner. None: load all that there are."""
+    priority: int = 0
+    """For the workers' queues: the request's, or that of its class."""
+    tpot_max_s: float | None = None
+    """The time per output token that it was admitted with; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,18 @@ def _report(report: dict[str, Any]) -> WorkerReport | NodeReport:
             _check("load", parsed.waiting, parsed.running, parsed.queued_tokens)
             for _, attempt, tokens, past, seconds in parsed.finished:
                 _check("finished", attempt, tokens, past, seconds)
+            for entry in parsed.loads:
+                _check("loads", *entry)
+            if len(parsed.loads) > FINISHED_MAX:
+                raise MalformedReportError(f"loads: more than {FINISHED_MAX}")
         case "decode":
             parsed = DecodeLoad.from_wire(load)
             _check("load", parsed.waiting, parsed.running, parsed.free_blocks, parsed.total_blocks, parsed.step_s)
+            _check("load", parsed.context_tokens)
+            for step in parsed.steps:
+                _check("steps", *step)
+            if len(parsed.steps) > FINISHED_MAX:
+                raise MalformedReportError(f"steps: more than {FINISHED_MAX}")
         case _:
             raise MalformedReportError("role: expected prefill, decode or node")
     if len(parsed.finished) > FINISHED_MAX:

@@ -35,7 +35,7 @@ def document(number: int) -> tuple[BlockKey, ...]:
 
 def cluster(workers: int, now: float) -> SchedulerState:
     """Half prefill, half decode, one pair a node; each node holds a different number of blocks of every document."""
-    state = SchedulerState(SchedulerSettings(ttft_max_s=1e9))
+    state = SchedulerState(SchedulerSettings(classes=("default=ttft 1000h",)))
     nodes = max(1, workers // 2)
     for i in range(nodes):
         state.handle(NodeReport(f"n{i}", "a", NodeLoad(f"tcp://n{i}", f"tcp://e{i}", 10_000, 10, 1_000_000, f"unix:@n{i}")), now)

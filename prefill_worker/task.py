@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.sampling.params import SamplingParams
 from engine.serving.addresses import BlockSource, TokenSink
 from kv_pool.keys import BlockKey
+
+PATIENCE: Final = 2.0
+"""Seconds of waiting that one second of work is worth."""
+PRIORITY_S: Final = 10.0
+"""Head start of one level of priority."""
+HEAD_START_MAX_S: Final = 600.0
+
+Order = Literal["shortest", "fcfs"]
+Seconds = TypeVar("Seconds", float, NDArray[np.float64])
+
+
+def precedence(order: Order, arrived_s: float, remaining_s: Seconds, priority: int) -> Seconds:
+    """Which of the prompts at one worker goes first: the smallest. Workers sort by it, and the scheduler foresees with it.
+
+    ``shortest``: ``arrived + PATIENCE · remaining - head start``. Mean time to first token is least when the shortest remaining
+    work goes first (SRPT), but then long prompts may wait for ever. Here each second of waiting counts as 1/PATIENCE seconds less
+    of work, so a prompt of ``w`` seconds is overtaken only by what comes within ``PATIENCE · w`` seconds after it. ``fcfs``:
+    ``arrived - head start``. The head start of a priority is bounded too: nothing starves."""
+    start = arrived_s - min(max(priority * PRIORITY_S, -HEAD_START_MAX_S), HEAD_START_MAX_S)
+    return cast(Seconds, start + PATIENCE * remaining_s if order == "shortest" else start + 0.0 * remaining_s)
 
 
 class PrefillSettings(BaseModel):
@@ -22,6 +44,10 @@ class PrefillSettings(BaseModel):
     device_cache: Annotated[str, Field(description="Size of a worker's paged KV cache (bytes, or with KiB/MiB/GiB).")] = "1GiB"
     waiting_max: Annotated[int, Field(ge=1, description="Requests that may wait at one worker before it refuses.")] = 64
     running_max: Annotated[int, Field(ge=1, description="Prompts interleaved by chunk at one worker.")] = 4
+    order: Annotated[
+        Order,
+        Field(description="Which prompt computes next: the shortest, aged so that none starves, or first come, first served."),
+    ] = "shortest"
     load_timeout_s: Annotated[float, Field(gt=0, description="A cached prefix not loaded by then is recomputed.")] = 5.0
     publish_timeout_s: Annotated[float, Field(gt=0, description="A handoff not stored by then fails and is planned again.")] = (
         10.0

@@ -7,11 +7,14 @@ when an idle worker does not know it, or at its deadline: nothing stays for ever
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from scheduler.members import DecodeWorker, PrefillWorker, Worker
+from scheduler.plan import PlanTerms
 from scheduler.prefill_queue import RequestAttempt
+from scheduler.promises import Promises
 
 LOST_AFTER_S: Final = 5.0
 """A request older than this that an idle worker does not report is not there."""
@@ -25,13 +28,18 @@ class Assignment:
     prefill: PrefillWorker | None
     decode: DecodeWorker | None
     deadline: float
+    request_class: str = ""
+    terms: PlanTerms | None = None
 
 
 class Assignments:
-    """At most one per request id: a newer attempt replaces the older one."""
+    """At most one per request id: a newer attempt replaces the older one. ``touched`` is told of each worker whose book has
+    changed, ``promises`` of what becomes of the blocks that were to be computed."""
 
-    def __init__(self, life_s: float) -> None:
+    def __init__(self, life_s: float, promises: Promises, touched: Callable[[Worker], None]) -> None:
         self._life_s = life_s
+        self._promises = promises
+        self._touched = touched
         self._open: dict[str, Assignment] = {}
 
     def __len__(self) -> int:
@@ -42,29 +50,48 @@ class Assignments:
         assignment = self._open.get(request_id)
         return None if assignment is None else assignment.request[1]
 
-    def add(self, request: RequestAttempt, prefill: PrefillWorker, decode: DecodeWorker | None, now: float) -> None:
+    def find(self, request: RequestAttempt) -> Assignment | None:
+        """The assignment of exactly this attempt, while it is under way."""
+        assignment = self._open.get(request[0])
+        return assignment if assignment is not None and assignment.request == request else None
+
+    def add(
+        self, request: RequestAttempt, prefill: PrefillWorker, decode: DecodeWorker | None, now: float,
+        *, request_class: str = "", terms: PlanTerms | None = None,
+    ) -> None:  # fmt: skip
         """The workers' own books must have the request already; a request id that is under way is an error of the caller."""
         assert request[0] not in self._open
-        self._open[request[0]] = Assignment(request, prefill, decode, now + self._life_s)
+        self._open[request[0]] = Assignment(request, prefill, decode, now + self._life_s, request_class, terms)
+        self._touched(prefill)
+        if decode is not None:
+            self._touched(decode)
 
     def prefill_ended(self, request: RequestAttempt, now: float) -> None:
-        assignment = self._find(request)
-        if assignment is not None and assignment.prefill is not None:
-            assignment.prefill.queue.end(request, now)
-            assignment.prefill = None
-            if assignment.decode is None:
-                del self._open[request[0]]
+        assignment = self.find(request)
+        if assignment is None or assignment.prefill is None:
+            return
+        assignment.prefill.queue.end(request, now)
+        self._touched(assignment.prefill)
+        self._promises.computed(request, now)
+        assignment.prefill = None
+        if assignment.decode is None:
+            del self._open[request[0]]
+        else:
+            assignment.decode.room.prefilled(request, now)
 
     def end(self, request: RequestAttempt, now: float) -> None:
         """The whole request is over. Ended, unknown and superseded attempts are ignored."""
-        assignment = self._find(request)
+        assignment = self.find(request)
         if assignment is None:
             return
         del self._open[request[0]]
+        self._promises.broken(request)
         if assignment.prefill is not None:
             assignment.prefill.queue.end(request, now)
+            self._touched(assignment.prefill)
         if assignment.decode is not None:
             assignment.decode.room.end(request)
+            self._touched(assignment.decode)
 
     def end_request(self, request_id: str, now: float) -> None:
         """Whatever attempt of it is under way is over."""
@@ -100,16 +127,12 @@ class Assignments:
             expired += 1
         return expired
 
-    def _find(self, request: RequestAttempt) -> Assignment | None:
-        assignment = self._open.get(request[0])
-        return assignment if assignment is not None and assignment.request == request else None
-
 
 def _open_at(worker: Worker) -> dict[RequestAttempt, float]:
     """Requests in the worker's own book, with when they were assigned."""
     match worker:
         case PrefillWorker():
-            return {request: assigned for request, (_, assigned) in worker.queue.open.items()}
+            return {request: work.assigned for request, work in worker.queue.open.items()}
         case DecodeWorker():
             return {request: charge.assigned for request, charge in worker.room.open.items()}
         case _:

@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kv_pool.events.types import DRAM, SSD
 from kv_pool.keys import BlockKey
@@ -30,6 +31,7 @@ MASKS_MIN: Final = 1024
 """Different masks before it is worth looking for those that nothing uses any more."""
 
 _ALL_MEDIA: Final = (1 << MEDIA_MAX) - 1
+Ints = NDArray[np.int64]
 
 
 class BlockTable:
@@ -53,6 +55,8 @@ class BlockTable:
         self._counts: dict[int, int] = {}
         """Entries of each open slot."""
         self._free_slots: list[int] = []
+        self._holders: list[tuple[int, int] | None] = [None]
+        """By number, as :meth:`_note_holders` found it; None where nobody has asked since the mask is another."""
 
     # --- slots ----------------------------------------------------------------------------------------------------------
 
@@ -71,6 +75,7 @@ class BlockTable:
         self.entries -= count
         bits = ~(_ALL_MEDIA << slot * MEDIA_MAX)
         self._masks = [mask & bits for mask in self._masks]
+        self._holders = [None] * len(self._masks)
         self._numbers = {mask: number for number, mask in enumerate(self._masks) if mask}
         self._empty = True
 
@@ -136,6 +141,44 @@ class BlockTable:
                 counts[medium] = counts.get(medium, 0) + end - start
         return found
 
+    def prefixes(self, keys: Sequence[BlockKey]) -> tuple[Ints, Ints]:
+        """By slot, with a zero behind the last: how many of the leading ``keys`` it has without a hole, and how many of these
+        come before the first that it has on slower media only."""
+        slots = len(self._counts) + len(self._free_slots)
+        blocks = [0] * (slots + 1)
+        numbers = self._table.prefix(words_of(keys))
+        count = len(numbers)
+        fast_first = [count] * (slots + 1)
+        if count:
+            starts: list[int] = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
+            alive = fast = self._lowest_bits(slots)
+            for start, number in zip(starts, numbers[starts].tolist(), strict=True):
+                anywhere, fastest = self._holders[number] or self._note_holders(number)
+                slower = fast & anywhere & ~fastest
+                if slower:
+                    _fill(fast_first, slower, start)
+                    fast ^= slower
+                if alive & ~anywhere:
+                    _fill(blocks, alive & ~anywhere, start)
+                    alive &= anywhere
+                    if not alive:
+                        break
+            _fill(blocks, alive, count)
+        found = np.array(blocks, np.int64)
+        return found, np.minimum(found, np.array(fast_first, np.int64))
+
+    def _lowest_bits(self, slots: int) -> int:
+        """The lowest bit of each slot."""
+        return ((1 << slots * MEDIA_MAX) - 1) // _ALL_MEDIA
+
+    def _note_holders(self, number: int) -> tuple[int, int]:
+        """For each slot that has any bit in the mask its lowest bit; and only for those that have the bit of the fastest
+        medium."""
+        mask = self._masks[number]
+        fastest = mask & self._lowest_bits(mask.bit_length() // MEDIA_MAX + 1)
+        found = self._holders[number] = (self._holding(mask), fastest)
+        return found
+
     def holders(self, key: BlockKey) -> list[tuple[int, str]]:
         """All (slot, medium) that have ``key``, in order."""
         mask = self._masks[self._table.get(word_of(key))]
@@ -185,11 +228,7 @@ class BlockTable:
         anywhere = mask
         for place in range(1, len(self._media)):
             anywhere |= mask >> place
-        return anywhere & self._lowest(mask)
-
-    def _lowest(self, mask: int) -> int:
-        """The lowest bits of all slots up to the last in ``mask``."""
-        return ((1 << (mask.bit_length() // MEDIA_MAX + 1) * MEDIA_MAX) - 1) // _ALL_MEDIA
+        return anywhere & self._lowest_bits(mask.bit_length() // MEDIA_MAX + 1)
 
     def _bit(self, slot: int, medium: str) -> int | None:
         """The bit that a change is about; None for one medium too many."""
@@ -236,9 +275,11 @@ class BlockTable:
             if self._free_numbers:
                 number = self._free_numbers.pop()
                 self._masks[number] = mask
+                self._holders[number] = None
             else:
                 number = len(self._masks)
                 self._masks.append(mask)
+                self._holders.append(None)
             self._numbers[mask] = number
         return number
 
@@ -251,6 +292,7 @@ class BlockTable:
         for number in self._free_numbers:
             self._numbers.pop(self._masks[number], None)
             self._masks[number] = 0
+            self._holders[number] = None
         self._masks_max = max(MASKS_MIN, 2 * (len(self._masks) - len(self._free_numbers)))
 
     def _drop_empty(self) -> None:
@@ -258,6 +300,14 @@ class BlockTable:
         if self._empty:
             self._table.replace(np.array([self._numbers.get(mask, 0) for mask in self._masks], np.uint32))
             self._empty = False
+
+
+def _fill(column: list[int], lowest: int, value: int) -> None:
+    """Set ``value`` for the slots whose lowest bit is in ``lowest``."""
+    while lowest:
+        bit = lowest & -lowest
+        column[(bit.bit_length() - 1) // MEDIA_MAX] = value
+        lowest ^= bit
 
 
 def _different(words: Words) -> Words:

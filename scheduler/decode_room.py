@@ -12,11 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decode_worker.task import DecodeLoad
+from scheduler.admission.forecast import Stay
 from scheduler.prefill_queue import IN_TRANSIT_S, RequestAttempt
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+@dataclass(slots=True)
+class Charge(Stay):
+    """A request's stay at the worker: blocks of its prompt and of its expected answer, and when it was given to it."""
+
     prompt_blocks: int
     growth_blocks: int
     assigned: float
@@ -37,16 +40,30 @@ class DecodeRoom:
         """Blocks that can still be promised."""
         self.sequences = 0
         """In the batch or on their way."""
+        self.context_tokens = 0
+        """Of all of these: what was reported or, where that is more, what they were taken to have."""
+        self.running = 0
+        """In the batch, as reported."""
+        self.reported_context = 0
+        self._charged_context = 0
         self._reported_sequences = 0
         self._charged = 0
         self._beside_report = 0
         """Blocks free by the report and not spoken for."""
 
-    def assign(self, request: RequestAttempt, prompt_blocks: int, growth_blocks: int, now: float) -> None:
-        charge = self.open[request] = Charge(prompt_blocks, growth_blocks, now)
+    def assign(self, request: RequestAttempt, charge: Charge) -> None:
+        self.open[request] = charge
         self._charged += charge.blocks
+        self._charged_context += charge.context_tokens
         self._beside_report -= charge.blocks
         self._sum_up()
+
+    def prefilled(self, request: RequestAttempt, now: float) -> None:
+        """Its prefill has ended: what was forecast of its stay moves to where it is."""
+        charge = self.open.get(request)
+        if charge is not None:
+            charge.ends_at += now - charge.starts_at
+            charge.starts_at = now
 
     def end(self, request: RequestAttempt) -> None:
         """The request's blocks are free; unknown ones are ignored. The report that shows it is still to come, so the second bound
@@ -54,6 +71,7 @@ class DecodeRoom:
         charge = self.open.pop(request, None)
         if charge is not None:
             self._charged -= charge.blocks
+            self._charged_context -= charge.context_tokens
             self._beside_report += charge.growth_blocks
             self._reported_sequences = max(0, self._reported_sequences - 1)
             self._sum_up()
@@ -63,6 +81,8 @@ class DecodeRoom:
         self.total_blocks = load.total_blocks
         self.batch_max = load.batch_max
         self._reported_sequences = load.waiting + load.running
+        self.running = load.running
+        self.reported_context = load.context_tokens
         young = sum(charge.assigned > now - IN_TRANSIT_S for charge in self.open.values())
         # Sequences that wait there have no blocks yet: they are taken for the newest ones.
         shown = len(self.open) - max(young, load.waiting)
@@ -76,5 +96,6 @@ class DecodeRoom:
         ours = self.total_blocks - self._charged
         self.blocks = self._beside_report if strangers else max(self._beside_report, ours)
         self.sequences = max(len(self.open), self._reported_sequences)
+        self.context_tokens = max(self._charged_context, self.reported_context)
         if self.sequences >= self.batch_max:
             self.blocks = min(self.blocks, 0)  # one more would wait there without a word

@@ -7,20 +7,24 @@ first word. A restart is another incarnation: what the old process had is droppe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
 
 from decode_worker.task import DecodeLoad
 from prefill_worker.task import PrefillLoad
 from scheduler.assignments import Assignments
+from scheduler.columns import DecodeColumns, PrefillColumns
 from scheduler.index import BlockIndex
 from scheduler.members import DecodeWorker, Member, Node, PrefillWorker, Standing, Worker
 from scheduler.messages import Action, Follow, NodeReport, Notice, Reply, Unfollow, WorkerReport
 from scheduler.plan import SchedulerSettings
 from scheduler.prefill_queue import PrefillQueue
+from scheduler.promises import Promises
 from scheduler.routing.links import LinkSpeeds
-
-AnyWorker = TypeVar("AnyWorker", bound=Worker)
+from scheduler.routing.senders import Senders
+from scheduler.routing.view import Bools, DecodeView, PrefillView
 
 MEMBERS_MAX: Final = 8192
 FORGET_DEAD_S: Final = 3600.0
@@ -28,20 +32,26 @@ FORGET_DEAD_S: Final = 3600.0
 
 
 class Fleet:
-    """All members. Ends the requests of those that are given up, and purges the index of nodes that are gone."""
+    """All members. Ends the requests of those that are given up, and purges the index of nodes that are gone, and what was
+    believed of them. The columns that routing reads are kept equal to the members (:meth:`touch`)."""
 
-    def __init__(
-        self, settings: SchedulerSettings, index: BlockIndex, links: LinkSpeeds, assignments: Assignments, counters: Counter[str]
-    ) -> None:
+    def __init__(self, settings: SchedulerSettings, index: BlockIndex, promises: Promises, counters: Counter[str]) -> None:
         self.nodes: dict[str, Node] = {}
         self.prefill: dict[str, PrefillWorker] = {}
         self.decode: dict[str, DecodeWorker] = {}
         self.block_bytes = 0
+        self.links = LinkSpeeds(settings.link_bytes_per_s)
+        self.senders = Senders()
+        self.assignments = Assignments(settings.request_life_s, promises, self.touch)
         self._settings = settings
         self._index = index
-        self._links = links
-        self._assignments = assignments
+        self._promises = promises
         self._counters = counters
+        self._prefill_columns = PrefillColumns()
+        self._decode_columns = DecodeColumns()
+        self._at_node: dict[str, dict[str, Worker]] = {}
+        self._node_heard_at = np.full(8, -np.inf)
+        """By index slot, of nodes that can be counted on."""
 
     # --- questions ------------------------------------------------------------------------------------------------------
 
@@ -55,21 +65,32 @@ class Fleet:
     def standing(self, worker: Worker, now: float) -> Standing:
         return worker.standing(self.nodes.get(worker.node_id), now, self._settings.suspect_after_s)
 
-    def live_nodes(self, now: float) -> dict[str, str]:
-        """Pool nodes that can be counted on, with their incarnations. One that is being drained takes no more blocks, so neither
-        it nor its workers are planned with."""
-        horizon = now - self._settings.suspect_after_s
-        return {n.id: n.incarnation for n in self.nodes.values() if n.heard_at >= horizon and not n.dead and not n.draining}
+    def live_sources(self, now: float, slots: int) -> Bools:
+        """By slot, with one more at the end: pool nodes that blocks can be pulled from. One that is being drained takes no more
+        blocks, so neither it nor its workers are planned with."""
+        live = np.zeros(slots, np.bool_)
+        known = min(slots, len(self._node_heard_at))
+        live[:known] = self._node_heard_at[:known] >= now - self._settings.suspect_after_s
+        return live
 
-    def live(self, workers: Mapping[str, AnyWorker], nodes: Mapping[str, str], now: float) -> list[AnyWorker]:
-        """Those of ``workers`` whose standing is live, where ``nodes`` are. One pass without a call per worker: every routing
-        decision asks this of all of them."""
-        horizon = now - self._settings.suspect_after_s
-        return [
-            w
-            for w in workers.values()
-            if w.heard_at >= horizon and not w.dead and w.attached_node == nodes.get(w.node_id, "") and w.quarantine.until <= now
-        ]
+    def prefill_view(self, now: float, avoid: Iterable[str]) -> PrefillView:
+        columns = self._prefill_columns
+        return columns.view(now, columns.able(now, self._settings.suspect_after_s, avoid))
+
+    def decode_view(self, now: float, avoid: Iterable[str]) -> DecodeView:
+        columns = self._decode_columns
+        return columns.view(columns.able(now, self._settings.suspect_after_s, avoid))
+
+    def touch(self, worker: Worker) -> None:
+        """Something about ``worker`` has changed."""
+        node, slot = self.nodes.get(worker.node_id), self._index.slot_of(worker.node_id)
+        match worker:
+            case PrefillWorker() if self.prefill.get(worker.id) is worker:
+                self._prefill_columns.put(worker, node, slot)
+            case DecodeWorker() if self.decode.get(worker.id) is worker:
+                self._decode_columns.put(worker, node, slot)
+            case _:
+                pass  # it has a successor already
 
     # --- heartbeats -----------------------------------------------------------------------------------------------------
 
@@ -89,14 +110,16 @@ class Fleet:
                 return None, [Reply(report.fence)]
             known = self._joined(report, known, now, actions)
         known.heard_at = now
-        known.node_id = report.node_id
+        self._move(known, report.node_id)
         known.adopted_fence = report.fence
         known.fence = max(known.fence, report.fence)
         if known.dead and known.adopted_fence == known.fence:
             known.dead = False
             known.ramp.begin(now)
             actions.append(Notice("up", known.id, known.incarnation))
-        return known, [self._reply(known, now), *actions]
+        reply = self._reply(known, now)
+        self.touch(known)
+        return known, [reply, *actions]
 
     def node_heard(self, report: NodeReport, now: float) -> list[Action]:
         """One heartbeat of a pool node; the reply comes first."""
@@ -127,7 +150,8 @@ class Fleet:
         if load.sequence is not None:
             self._index.node_told(known.id, load.sequence)
         for source, size, seconds in load.pulls:
-            self._links.observe(source, known.id, size, seconds)
+            self.links.observe(self._index.slot_of(source), self._index.slot_of(known.id), size, seconds)
+        self._touch_node(known)
         return actions
 
     # --- time -----------------------------------------------------------------------------------------------------------
@@ -137,6 +161,10 @@ class Fleet:
         for member in (*self.nodes.values(), *self.workers()):
             if not member.dead:
                 member.heard_at = min(now, member.heard_at + seconds)
+        for node in self.nodes.values():
+            self._touch_node(node)
+        for worker in self.workers():
+            self.touch(worker)
 
     def bury(self, now: float) -> list[Action]:
         """Give up those that are silent for too long."""
@@ -147,12 +175,14 @@ class Fleet:
                 actions += self._node_lost(node)
             elif node.dead and node.silent(now, FORGET_DEAD_S):
                 del self.nodes[node.id]
+                self._touch_node(node)
         for worker in list(self.workers()):
             if not worker.dead and worker.silent(now, self._settings.dead_after_s):
                 worker.dead = True
                 worker.fence += 1
                 worker.retired.clear()  # whoever speaks next under this name may have it
                 actions += self._worker_lost(worker, now)
+                self.touch(worker)
             elif worker.dead and worker.silent(now, FORGET_DEAD_S):
                 self._forget(worker)
         return actions
@@ -174,8 +204,11 @@ class Fleet:
                 actions += self._worker_lost(known, now)
             _succeed(known, worker)
             worker.ramp.begin(now)
+            # The same machine and model.
             if isinstance(known, PrefillWorker) and isinstance(worker, PrefillWorker):
-                worker.queue.speed = known.queue.speed  # the same machine and model
+                worker.queue.speed, worker.loads = known.queue.speed, known.loads
+            if isinstance(known, DecodeWorker) and isinstance(worker, DecodeWorker):
+                worker.step_time = known.step_time
             self._forget(known)
         if isinstance(worker, PrefillWorker):
             self.prefill[worker.id] = worker
@@ -198,7 +231,7 @@ class Fleet:
 
     def _worker_lost(self, worker: Worker, now: float) -> list[Action]:
         self._counters["workers_lost"] += 1
-        self._counters["requests_dropped"] += self._assignments.drop(worker, now)
+        self._counters["requests_dropped"] += self.assignments.drop(worker, now)
         return [Notice("down", worker.id, worker.incarnation)]
 
     def _node_lost(self, node: Node) -> list[Action]:
@@ -206,13 +239,44 @@ class Fleet:
             return []
         node.dead = True
         self._counters["nodes_lost"] += 1
+        slot = self._index.slot_of(node.id)
+        if slot >= 0:
+            self._node_heard_at[slot : slot + 1] = -np.inf
+            for belief in (self.links, self.senders, self._promises):
+                belief.forget(slot)
         self._index.node_gone(node.id)
-        self._links.forget(node.id)
+        self._touch_node(node)
         return [Unfollow(node.events)]
 
     def _forget(self, worker: Worker) -> None:
         self.prefill.pop(worker.id, None)
         self.decode.pop(worker.id, None)
+        self._prefill_columns.remove(worker.id)
+        self._decode_columns.remove(worker.id)
+        self._leave(worker)
+
+    def _move(self, worker: Worker, node_id: str) -> None:
+        if worker.node_id != node_id:
+            self._leave(worker)
+        worker.node_id = node_id
+        self._at_node.setdefault(node_id, {})[worker.id] = worker
+
+    def _leave(self, worker: Worker) -> None:
+        there = self._at_node.get(worker.node_id)
+        if there is not None and there.get(worker.id) is worker:
+            del there[worker.id]
+            if not there:
+                del self._at_node[worker.node_id]
+
+    def _touch_node(self, node: Node) -> None:
+        """Something about ``node`` has changed, and so whether its workers may get work."""
+        slot = self._index.slot_of(node.id)
+        if slot >= 0:
+            while slot >= len(self._node_heard_at):
+                self._node_heard_at = np.concatenate([self._node_heard_at, np.full_like(self._node_heard_at, -np.inf)])
+            self._node_heard_at[slot] = -np.inf if node.dead or node.draining else node.heard_at
+        for worker in self._at_node.get(node.id, {}).values():
+            self.touch(worker)
 
     def _make_room(self) -> bool:
         """Room for one more member, at the cost of the one that has been dead the longest."""
@@ -225,19 +289,18 @@ class Fleet:
         if isinstance(oldest, Worker):
             self._forget(oldest)
         else:
-            del self.nodes[oldest.id]
+            self._touch_node(self.nodes.pop(oldest.id))
         return True
 
     def view(self, now: float) -> dict[str, Any]:
         """Plain data; seconds since each member was heard."""
-        live = self.live_nodes(now)
         return {
             "nodes": [
                 {
                     "id": n.id,
                     "incarnation": n.incarnation,
                     "endpoint": n.endpoint,
-                    "live": n.id in live,
+                    "live": n.usable(now, self._settings.suspect_after_s),
                     "draining": n.draining,
                     "silent_s": now - n.heard_at,
                     "slots_total": n.slots_total,

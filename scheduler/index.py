@@ -27,7 +27,7 @@ from typing import Final, Protocol
 
 from kv_pool.events.types import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored, EventBatch
 from kv_pool.keys import BlockKey
-from scheduler.block_table import BlockTable
+from scheduler.block_table import BlockTable, Ints
 
 ENTRIES_MAX: Final = 8_000_000
 """Different blocks, each of them on any number of nodes and media."""
@@ -135,6 +135,19 @@ class BlockIndex:
         """As :meth:`longest_prefix`, with the blocks counted by medium; one that lies on several counts for the fastest. So what
         is under ``"ssd"`` has to be read from there."""
         return {self._node_at[slot]: counts for slot, counts in self._table.longest_prefix_by_medium(keys).items()}
+
+    def prefixes(self, keys: Sequence[BlockKey]) -> tuple[Ints, Ints]:
+        """By slot (:meth:`slot_of`), with a zero behind the last: how many of the leading ``keys`` the node has without a hole,
+        and how many of these come before the first that it has on slower media only."""
+        return self._table.prefixes(keys)
+
+    def slot_of(self, node_id: str) -> int:
+        """The place of a node in what :meth:`prefixes` gives, -1 for one that is not known. Stays until the node is gone."""
+        replica = self._replicas.get(node_id)
+        return -1 if replica is None else replica.slot
+
+    def node_at(self, slot: int) -> str:
+        return self._node_at[slot]
 
     def holders(self, key: BlockKey) -> list[tuple[str, str]]:
         """All (node id, medium) that are believed to have ``key``."""

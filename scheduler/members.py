@@ -23,8 +23,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from engine.serving.step_time import StepTime
 from scheduler.decode_room import DecodeRoom
 from scheduler.prefill_queue import PrefillQueue
+from scheduler.routing.load_speed import LoadSpeeds
 
 RETIRED_MAX: Final = 8
 QUARANTINE_FIRST_S: Final = 1.0
@@ -32,6 +34,10 @@ QUARANTINE_MAX_S: Final = 30.0
 RAMP_S: Final = 10.0
 RAMP_FIRST: Final = 1
 RAMP_GROWTH: Final = 2
+STEP_GUESS_S: Final = 0.03
+"""A decode step before the first was reported."""
+STUCK_S: Final = 10.0
+"""A worker that has work and does none of it for so long is slow enough to be avoided."""
 
 
 class Standing(StrEnum):
@@ -68,6 +74,10 @@ class Node(Member):
     slots_free: int = 0
     slot_bytes: int = 0
 
+    def usable(self, now: float, suspect_after_s: float) -> bool:
+        """Whether it can be counted on."""
+        return not self.dead and not self.draining and not self.silent(now, suspect_after_s)
+
 
 @dataclass(slots=True)
 class Quarantine:
@@ -95,6 +105,24 @@ class Ramp:
 
     def allows(self, in_flight: int, now: float) -> bool:
         return now >= self.until or in_flight < RAMP_FIRST + RAMP_GROWTH * self.finished
+
+
+@dataclass(slots=True)
+class Progress:
+    """Whether a worker with work gets on with it: ``left`` of the last report, and when it last was another, or nothing."""
+
+    left: int = 0
+    since: float = float("-inf")
+
+    def stuck(self, left: int, finished: int, now: float) -> bool:
+        """Take over a report; says whether nothing has moved for ``STUCK_S``. Says so once, then counts from the start."""
+        if not left or finished or left != self.left:
+            self.left, self.since = left, now
+            return False
+        if now - self.since < STUCK_S:
+            return False
+        self.since = now
+        return True
 
 
 @dataclass(slots=True)
@@ -133,6 +161,8 @@ class Worker(Member):
 @dataclass(slots=True)
 class PrefillWorker(Worker):
     queue: PrefillQueue = field(default_factory=lambda: PrefillQueue(1.0))
+    loads: LoadSpeeds = field(default_factory=LoadSpeeds)
+    progress: Progress = field(default_factory=Progress)
 
     @property
     def in_flight(self) -> int:
@@ -142,6 +172,7 @@ class PrefillWorker(Worker):
 @dataclass(slots=True)
 class DecodeWorker(Worker):
     room: DecodeRoom = field(default_factory=DecodeRoom)
+    step_time: StepTime = field(default_factory=lambda: StepTime(STEP_GUESS_S))
 
     @property
     def in_flight(self) -> int:

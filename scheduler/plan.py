@@ -21,9 +21,20 @@ class SchedulerSettings(BaseModel):
     dead_after_s: Annotated[
         float, Field(gt=0, description="Silence after which a worker is fenced and its requests run again elsewhere.")
     ] = 3.0
-    ttft_max_s: Annotated[
-        float, Field(gt=0, description="A request whose predicted time to first token is longer gets a 429.")
-    ] = 120.0
+    classes: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Service classes, one row each: 'interactive=ttft 2s tpot 100ms priority 10'. A request names its class"
+            " in the header x-request-class; the first row is the default."
+        ),
+    ] = ("default=ttft 120s",)
+    admission: Annotated[
+        Literal["none", "early", "predictive"],
+        Field(
+            description="What is held against a class's targets before a request is taken: the time to first token only; and the"
+            " decode load now; or the decode load when its prefill will end."
+        ),
+    ] = "predictive"
     prefill_tokens_per_s: Annotated[
         float, Field(gt=0, description="First guess of a worker's prefill speed, corrected by what workers report.")
     ] = 400.0

@@ -7,15 +7,18 @@ what the world does; what is not known or too late is ignored and counted in ``c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from decode_worker.task import DecodeLoad
 from engine.serving.addresses import BlockSource
-from prefill_worker.task import PrefillLoad
-from scheduler.assignments import Assignments
+from prefill_worker.task import Order, PrefillLoad, precedence
+from scheduler.admission.classes import ServiceClass, parse_classes
+from scheduler.admission.forecast import batch_at, next_end
+from scheduler.admission.gate import GATES, Forecast
+from scheduler.admission.lengths import AnswerLengths
 from scheduler.blame import BlameLedger
-from scheduler.fleet import AnyWorker, Fleet
+from scheduler.decode_room import Charge
+from scheduler.fleet import Fleet
 from scheduler.index import ENTRIES_MAX, BlockIndex
 from scheduler.members import DecodeWorker, PrefillWorker, Standing, Worker
 from scheduler.messages import (
@@ -32,9 +35,11 @@ from scheduler.messages import (
     WorkerReport,
 )
 from scheduler.plan import Plan, Rejection, RouteRequest, SchedulerSettings
-from scheduler.routing.choose import Choice, DecodeCandidate, Need, Obstacle, PrefillCandidate, View, choose
-from scheduler.routing.links import LinkSpeeds
+from scheduler.promises import Promises
+from scheduler.routing.registry import make_policy
+from scheduler.routing.view import Choice, Need, Obstacle, Prefixes, View
 from scheduler.snapshots import SnapshotSchedule
+from scheduler.truth import PredictionLog
 
 IN_FLIGHT_MAX: Final = 65536
 BLOCK_TOKENS_GUESS: Final = 64
@@ -46,15 +51,23 @@ RETRY_MAX_S: Final = 60.0
 
 
 class SchedulerState:
-    """All that one scheduler knows. ``index`` and ``links`` may be read by tests and views, never changed from outside."""
+    """All that one scheduler knows. ``order`` is that of the workers' queues. ``index``, ``fleet`` and ``assignments`` may be
+    read by tests and views, never changed from outside."""
 
-    def __init__(self, settings: SchedulerSettings, *, entries_max: int = ENTRIES_MAX) -> None:
+    def __init__(self, settings: SchedulerSettings, *, order: Order = "shortest", entries_max: int = ENTRIES_MAX) -> None:
         self.settings = settings
+        self._order: Order = order
         self.index = BlockIndex(entries_max)
-        self.links = LinkSpeeds(settings.link_bytes_per_s)
-        self.assignments = Assignments(settings.request_life_s)
         self.counters: Counter[str] = Counter()
-        self.fleet = Fleet(settings, self.index, self.links, self.assignments, self.counters)
+        self._promises = Promises()
+        self.fleet = Fleet(settings, self.index, self._promises, self.counters)
+        self.assignments = self.fleet.assignments
+        self.truth = PredictionLog()
+        self.lengths = AnswerLengths(settings.expected_output_tokens)
+        self._classes = parse_classes(settings.classes)
+        self._default_class = next(iter(self._classes.values()))
+        self._gate = GATES[settings.admission]
+        self._policy = make_policy(settings)
         self._snapshots = SnapshotSchedule()
         self._blame = BlameLedger()
         self._block_tokens = BLOCK_TOKENS_GUESS
@@ -80,7 +93,7 @@ class SchedulerState:
                 self._snapshots.failed(event.node_id, event.incarnation, now)
                 return []
             case RequestEnded():
-                self.assignments.end((event.request_id, event.attempt), now)
+                self._request_ended(event, now)
                 return []
             case WorkerFailed():
                 self._worker_failed(event, now)
@@ -98,10 +111,17 @@ class SchedulerState:
                 for request_id, attempt, *_ in load.finished:
                     self.assignments.prefill_ended((request_id, attempt), now)
                 worker.queue.report(load, now)
+                for loaded in load.loads:
+                    worker.loads.observe(*loaded)
+                if worker.progress.stuck(load.queued_tokens, len(load.finished), now):
+                    self._avoid(worker, now)
+                    self.counters["workers_stuck"] += 1
                 self._settle(worker, len(load.finished), idle=load.waiting + load.running == 0, now=now)
             case DecodeWorker(), DecodeLoad() as load:
                 for request in load.finished:
                     self.assignments.end(request, now)
+                for step in load.steps:
+                    worker.step_time.observe(*step)
                 worker.room.report(load, now)
                 self._settle(worker, len(load.finished), idle=load.waiting + load.running == 0, now=now)
             case _:
@@ -114,14 +134,31 @@ class SchedulerState:
             worker.quarantine.failures = 0
         if idle:
             self.counters["requests_lost"] += self.assignments.drop_unknown(worker, now)
+        self.fleet.touch(worker)
+
+    def _request_ended(self, event: RequestEnded, now: float) -> None:
+        attempt = (event.request_id, event.attempt)
+        assignment = self.assignments.find(attempt)
+        if assignment is not None:
+            if event.ttft_s is not None and assignment.terms is not None:
+                self.truth.ended(assignment.terms, event.ttft_s)
+            if event.output_tokens is not None:
+                self.lengths.observe(assignment.request_class, event.output_tokens)
+        self.assignments.end(attempt, now)
 
     def _worker_failed(self, event: WorkerFailed, now: float) -> None:
         worker = self.fleet.worker(event.worker_id)
         if worker is None:
             self.counters["blames_of_unknown"] += 1
         elif self._blame.counts(event.request_id):
-            worker.quarantine.blame(now)
+            self._avoid(worker, now)
             self.counters["quarantines"] += 1
+
+    def _avoid(self, worker: Worker, now: float) -> None:
+        """Nothing for a while, and then little at first: what comes then is the probe."""
+        worker.quarantine.blame(now)
+        worker.ramp.begin(worker.quarantine.until)
+        self.fleet.touch(worker)
 
     def _tick(self, now: float) -> list[Action]:
         if self._ticked_at is not None and now - self._ticked_at > STALL_S:
@@ -130,6 +167,7 @@ class SchedulerState:
         self._ticked_at = now
         self._snapshots.keep(self.fleet.nodes)
         self.counters["requests_expired"] += self.assignments.expire(now)
+        self._promises.expire(now)
         return self.fleet.bury(now)
 
     def _fetches(self, now: float) -> list[Action]:
@@ -151,71 +189,98 @@ class SchedulerState:
             self.assignments.end_request(request.request_id, now)
         if len(self.assignments) >= IN_FLIGHT_MAX:
             return self._reject(request, "overloaded", RETRY_MIN_S, "too many requests under way")
-        need, prompt_blocks = self._need(request)
-        found = choose(need, self._view(request, now))
+        target = self._target(request)
+        need = self._need(request, target)
+        view = self._view(request, now)
+        found = self._policy.choose(need, view)
         if isinstance(found, Obstacle):
             return self._refuse(request, found, now)
-        if found.terms.ttft_s > self.settings.ttft_max_s:
-            late_s = found.terms.ttft_s - self.settings.ttft_max_s
-            return self._reject(request, "overloaded", late_s, "the first token would be too late")
-        self._assign(request, found, prompt_blocks, need.decode_blocks - prompt_blocks, now)
-        return self._plan(request, found)
+        decode = self.fleet.decode[view.decode.ids[found.decode]]
+        tpot_s = self._tpot(need, decode, now, now)
+        if request.attempt == 0:  # what was admitted once is not rejected because a worker died
+            verdict = self._gate.judge(target, self._forecast(need, found, decode, tpot_s, now))
+            if not verdict.admit:
+                return self._reject(request, "overloaded", verdict.retry_after_s, verdict.reason)
+        return self._assign(request, target, need, view, found, tpot_s, now)
 
-    def _need(self, request: RouteRequest) -> tuple[Need, int]:
-        """What the request takes, and how many blocks of it are the prompt's."""
+    def _target(self, request: RouteRequest) -> ServiceClass:
+        """What the request asks for, else what its class has."""
+        service = self._classes.get(request.request_class, self._default_class)
+        return ServiceClass(
+            service.name,
+            service.ttft_s if request.slo_ttft_s is None else request.slo_ttft_s,
+            service.tpot_s if request.slo_tpot_s is None else request.slo_tpot_s,
+            service.priority + request.priority,
+        )
+
+    def _need(self, request: RouteRequest, target: ServiceClass) -> Need:
         if request.keys:
             # A power of two with tokens // block_tokens == len(keys): there is exactly one.
             self._block_tokens = 1 << (max(1, request.tokens // len(request.keys)).bit_length() - 1)
         size = self._block_tokens
-        answer = min(request.max_new_tokens, self.settings.expected_output_tokens)
-        prompt_blocks = -(-request.tokens // size)
+        answer = self.lengths.expected(target.name, max(0, request.max_new_tokens))
         reusable = min(len(request.keys), max(0, request.tokens - 1) // size)
         # With one token to come, prefill's own is the whole answer and decode gets nothing.
-        decode_blocks = -(-(request.tokens + answer) // size) if request.max_new_tokens > 1 else 0
-        return Need(request.tokens, size, self.fleet.block_bytes, reusable, decode_blocks), prompt_blocks
+        decode_blocks = -(-(request.tokens + round(answer)) // size) if request.max_new_tokens > 1 else 0
+        return Need(request.tokens, size, self.fleet.block_bytes, reusable, decode_blocks, answer, target.priority)
 
     def _view(self, request: RouteRequest, now: float) -> View:
-        nodes = self.fleet.live_nodes(now)
-        prefill = [
-            PrefillCandidate(w.id, w.node_id, w.queue.seconds(now), w.queue.speed)
-            for w in self._able(self.fleet.prefill, nodes, request.avoid, now)
-        ]
-        decode = [
-            DecodeCandidate(w.id, w.node_id, w.room.blocks, w.room.total_blocks, w.room.sequences)
-            for w in self._able(self.fleet.decode, nodes, request.avoid, now)
-        ]
-        prefixes = {n: k for n, k in self.index.longest_prefix(request.keys).items() if n in nodes}
-        return View(prefill, decode, prefixes, self.links)
+        blocks, dram_first = self.index.prefixes(request.keys)
+        slots = len(blocks)
+        prefixes = Prefixes(blocks, dram_first, self._promises.extend(blocks, request.keys))
+        return View(
+            self.fleet.prefill_view(now, request.avoid), self.fleet.decode_view(now, request.avoid), prefixes, self.fleet.links,
+            self.fleet.senders.wait_s(now, slots), self.fleet.live_sources(now, slots), self._order, now,
+        )  # fmt: skip
 
-    def _able(
-        self, workers: Mapping[str, AnyWorker], nodes: Mapping[str, str], avoid: Iterable[str], now: float
-    ) -> list[AnyWorker]:
-        """Workers that may get work; those that are being ramped up only within their ramp, unless there are no others."""
-        live = [w for w in self.fleet.live(workers, nodes, now) if w.id not in avoid]
-        return [w for w in live if w.ramp.allows(w.in_flight, now)] or live
+    def _tpot(self, need: Need, decode: DecodeWorker, at: float, now: float) -> float:
+        """Seconds of a step at ``decode`` with this request, with those that will be there at ``at``."""
+        sequences, context = batch_at(decode.room.open.values(), at)
+        if at <= now:
+            sequences, context = max(sequences, decode.room.running), max(context, decode.room.reported_context)
+        return decode.step_time.seconds(sequences + 1, context + need.tokens)
 
-    def _assign(self, request: RouteRequest, choice: Choice, prompt_blocks: int, growth_blocks: int, now: float) -> None:
+    def _forecast(self, need: Need, found: Choice, decode: DecodeWorker, tpot_s: float, now: float) -> Forecast:
+        starts_at = now + found.terms.ttft_s
+        then_s = self._tpot(need, decode, starts_at, now)
+        return Forecast(found.terms.ttft_s, tpot_s, then_s, next_end(decode.room.open.values(), now) - now)
+
+    def _assign(
+        self, request: RouteRequest, target: ServiceClass, need: Need, view: View, found: Choice, tpot_s: float, now: float
+    ) -> Plan:  # fmt: skip
         key = (request.request_id, request.attempt)
-        prefill = self.fleet.prefill[choice.prefill.worker_id]
-        prefill.queue.assign(key, choice.terms.compute_s, now)
+        prefill = self.fleet.prefill[view.prefill.ids[found.prefill]]
+        compute_s = found.terms.compute_s
+        order = float(precedence(self._order, now, compute_s, target.priority))
+        prefill.queue.assign(key, compute_s, order, now)
         decode: DecodeWorker | None = None
         if request.max_new_tokens > 1:
-            decode = self.fleet.decode[choice.decode.worker_id]
-            decode.room.assign(key, prompt_blocks, growth_blocks, now)
-        self.assignments.add(key, prefill, decode, now)
-
-    def _plan(self, request: RouteRequest, choice: Choice) -> Plan:
+            decode = self.fleet.decode[view.decode.ids[found.decode]]
+            starts_at = now + found.terms.ttft_s
+            prompt_blocks = -(-request.tokens // need.block_tokens)
+            charge = Charge(
+                starts_at, starts_at + need.expected_output * tpot_s, request.tokens + round(need.expected_output / 2),
+                prompt_blocks, need.decode_blocks - prompt_blocks, now,
+            )  # fmt: skip
+            decode.room.assign(key, charge)
+        self._promises.add(key, self.index.slot_of(prefill.node_id), request.keys[found.cached_blocks :])
+        if found.source is not None:
+            self.fleet.senders.sends(found.source, found.pull_s, now)
+        self.assignments.add(key, prefill, decode, now, request_class=target.name, terms=found.terms)
         self.counters["plans"] += 1
-        prefill, decode = choice.prefill, choice.decode
+        decode_id, decode_node = view.decode.ids[found.decode], self.fleet.decode[view.decode.ids[found.decode]].node_id
         return Plan(
             request.request_id,
             request.attempt,
-            prefill.worker_id,
-            decode.worker_id,
-            choice.cached_blocks,
-            None if choice.source is None else self._source(choice.source),
-            None if prefill.node_id == decode.node_id else self._source(prefill.node_id),
-            choice.terms,
+            prefill.id,
+            decode_id,
+            found.cached_blocks,
+            None if found.source is None else self._source(self.index.node_at(found.source)),
+            None if prefill.node_id == decode_node else self._source(prefill.node_id),
+            found.terms,
+            found.load_max_blocks,
+            target.priority,
+            target.tpot_s,
         )
 
     def _source(self, node_id: str) -> BlockSource:
@@ -241,6 +306,8 @@ class SchedulerState:
         return {
             "in_flight": len(self.assignments),
             "index": {"entries": self.index.entries, "dropped": self.index.dropped, "ignored": self.index.ignored},
+            "promised": len(self._promises),
+            "prediction": self.truth.view(),
             "counters": dict(self.counters),
             **self.fleet.view(now),
         }

@@ -1,40 +1,69 @@
-"""How fast one node pulls blocks from another, learned from finished pulls. Pure."""
+"""How fast one node pulls blocks from another, learned from finished pulls. Pure. Nodes are slots of the block index."""
 
 from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 WEIGHT: Final = 0.2
 """Of the newest pull in the moving average."""
-LINKS_MAX: Final = 65536
+SOURCES_MAX: Final = 4096
 SAMPLE_BYTES_MIN: Final = 64 * 1024
 """Smaller pulls measure latency, not the link."""
 SPEED_MIN: Final = 1e4
 SPEED_MAX: Final = 1e12
 
+Floats = NDArray[np.float64]
+
 
 class LinkSpeeds:
-    """Bytes per second from a source node to a target node; ``bytes_per_s`` until a link was measured."""
+    """Bytes per second from a source slot to a target slot; ``first_guess`` until a link was measured."""
 
-    def __init__(self, bytes_per_s: float) -> None:
-        self._first_guess = bytes_per_s
-        self._measured: dict[tuple[str, str], float] = {}
+    def __init__(self, first_guess: float) -> None:
+        self.first_guess = first_guess
+        self._rows: dict[int, Floats] = {}
+        self._out = np.full(8, first_guess)
 
-    def bytes_per_s(self, source: str, target: str) -> float:
-        return self._measured.get((source, target), self._first_guess)
+    def from_slot(self, source: int, slots: int) -> Floats:
+        """From ``source`` to each of ``slots`` slots."""
+        row = self._rows.get(source)
+        if row is None:
+            return np.full(slots, self.first_guess)
+        if len(row) < slots:
+            row = self._rows[source] = np.concatenate([row, np.full(slots - len(row), self.first_guess)])
+        return row[:slots]
 
-    def observe(self, source: str, target: str, size: float, seconds: float) -> None:
-        """``size`` bytes came from ``source`` to ``target`` in ``seconds``. The moving average is of seconds per byte, since
+    def out(self, slots: int) -> Floats:
+        """From each of ``slots`` slots to wherever: the moving average over its pulls."""
+        if slots > len(self._out):
+            self._out = np.concatenate([self._out, np.full(max(slots, len(self._out)), self.first_guess)])
+        return self._out[:slots]
+
+    def observe(self, source: int, target: int, size: float, seconds: float) -> None:
+        """``size`` bytes came from ``source`` to ``target`` in ``seconds``. The moving averages are of seconds per byte, since
         times add up and speeds do not."""
-        link = (source, target)
-        if size < SAMPLE_BYTES_MIN or not 0.0 < seconds < float("inf"):
+        if source < 0 or target < 0 or size < SAMPLE_BYTES_MIN or not 0.0 < seconds < float("inf"):
             return
-        if link not in self._measured and len(self._measured) >= LINKS_MAX:
+        if source not in self._rows and len(self._rows) >= SOURCES_MAX:
             return
-        per_byte = (1 - WEIGHT) / self.bytes_per_s(source, target) + WEIGHT * seconds / size
-        self._measured[link] = min(max(1.0 / per_byte, SPEED_MIN), SPEED_MAX)
+        row = self.from_slot(source, target + 1)
+        if source not in self._rows:
+            self._rows[source] = row
+        row[target] = _average(float(row[target]), seconds / size)
+        out = self.out(source + 1)
+        out[source] = _average(float(out[source]), seconds / size)
 
-    def forget(self, node_id: str) -> None:
-        """A node is gone, or came back as another process."""
-        for link in [link for link in self._measured if node_id in link]:
-            del self._measured[link]
+    def forget(self, slot: int) -> None:
+        """The node is gone, or came back as another process."""
+        self._rows.pop(slot, None)
+        self.out(slot + 1)[slot] = self.first_guess
+        for row in self._rows.values():
+            if slot < len(row):
+                row[slot] = self.first_guess
+
+
+def _average(speed: float, seconds_per_byte: float) -> float:
+    per_byte = (1 - WEIGHT) / speed + WEIGHT * seconds_per_byte
+    return min(max(1.0 / per_byte, SPEED_MIN), SPEED_MAX)

@@ -1,0 +1,53 @@
+"""Picking the least of a column, the same way everywhere. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scheduler.plan import PlanTerms
+from scheduler.routing import price
+from scheduler.routing.price import Ways
+from scheduler.routing.view import Choice, Floats, Need, View
+
+
+def least(cost: Floats, ids: Sequence[str]) -> int:
+    """The row of the least cost, of several that with the smallest id."""
+    best = int(np.argmin(cost))
+    ties = np.flatnonzero(cost == cost[best])
+    return best if len(ties) == 1 else min((int(row) for row in ties), key=lambda row: ids[row])
+
+
+def decode_for(need: Need, view: View, prefill: int, cost: Floats, *, colocated: bool = False) -> int:
+    """The decode worker of least ``cost`` plus handoff for prefill worker ``prefill``; with ``colocated`` only at its node (-1:
+    no room there)."""
+    here = view.decode.nodes == view.prefill.nodes[prefill]
+    total = cost + np.where(here, price.HANDOFF_S, price.handoffs(need, view)[prefill])
+    if colocated:
+        total = np.where(here, total, np.inf)
+    row = least(total, view.decode.ids)
+    return row if np.isfinite(total[row]) else -1
+
+
+def handoff_s(need: Need, view: View, prefill: int, decode: int) -> float:
+    if view.decode.nodes[decode] == view.prefill.nodes[prefill]:
+        return price.HANDOFF_S
+    return float(price.handoffs(need, view)[prefill])
+
+
+def choice(need: Need, view: View, prefill: int, decode: int, way: int, found: Ways, queue_s: float, *, overlap: bool) -> Choice:
+    """The plan's figures for one pair and one way to get the prefix."""
+    load_s = float(found.load_s[way, prefill])
+    terms = PlanTerms(
+        queue_s,
+        load_s,
+        float(found.compute_s[way, prefill]),
+        handoff_s(need, view, prefill, decode),
+        min(queue_s, load_s) if overlap else 0.0,
+    )
+    pulled = way == price.PULLED and found.blocks[way, prefill] > found.blocks[price.OWN, prefill]
+    return Choice(
+        prefill, decode, int(found.blocks[way, prefill]), found.source if pulled else None,
+        terms, pull_s=float(found.pull_s[prefill]) if pulled else 0.0,
+    )  # fmt: skip

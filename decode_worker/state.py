@@ -20,6 +20,7 @@ Positions of a running sequence (``bt`` = block_tokens)::
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -42,11 +43,11 @@ class Phase(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One accepted task and its tokens."""
+    """One accepted task and the tokens drawn for it here, prefill's first."""
 
     task: DecodeTask
     arrived: float
-    tokens: list[int]
+    drawn: list[int] = field(default_factory=list[int])
     phase: Phase = Phase.WAITING
     transfers: int = 0
     """Loads that still write to this sequence's blocks: they go back only at 0."""
@@ -66,12 +67,17 @@ class Sequence:
     @property
     def answer_index(self) -> int:
         """Index in the answer of the next token to draw."""
-        return self.task.answered + len(self.tokens) - self.prompt_tokens
+        return self.task.answered + len(self.drawn)
+
+    @property
+    def length(self) -> int:
+        """Tokens in all: the prompt's and those drawn."""
+        return self.prompt_tokens + len(self.drawn)
 
     @property
     def kv_tokens(self) -> int:
         """Tokens whose K/V is in the cache: all but the last drawn one."""
-        return len(self.tokens) - 1
+        return self.length - 1
 
     @property
     def deadline(self) -> float:
@@ -159,7 +165,7 @@ class DecodeState:
             raise ValueError(f"keys: {len(task.keys)} for {len(task.token_ids)} tokens in blocks of {self.block_tokens}")
         if task.max_new_tokens <= task.answered:
             raise ValueError(f"max_new_tokens: {task.max_new_tokens} leaves nothing to decode after {task.answered}")
-        sequence = Sequence(task, now, list(task.token_ids))
+        sequence = Sequence(task, now)
         if sequence.id in self.sequences:
             return []
         if self.waiting >= self.waiting_max:
@@ -190,9 +196,13 @@ class DecodeState:
             return []
         return [Fail(sequence, FailureCause.HANDOFF, detail), *self._end(sequence)]
 
-    def joined(self, sequence: Sequence, first_token: int, now: float) -> list[Action]:
-        """Prefill drew ``first_token``: the sequence takes part in the next step, unless its answer ends right here."""
+    def joined(self, sequence: Sequence, first_token: int, now: float, step_s: float = 0.0) -> list[Action]:
+        """Prefill drew ``first_token``: the sequence takes part in the next step, unless its answer ends right here. ``step_s`` is how
+        long that step is going to take: a sequence that asks for faster ones is turned away, though its prefill was for nothing."""
         assert sequence.phase is Phase.LOADING
+        limit = sequence.task.tpot_max_s
+        if limit is not None and step_s > limit:
+            return [Fail(sequence, FailureCause.TOO_SLOW, f"a step takes {step_s:.3f} s"), *self._end(sequence)]
         sequence.phase = Phase.RUNNING
         sequence.joined = now
         return self._drew(sequence, first_token, report_end=False)
@@ -204,6 +214,21 @@ class DecodeState:
         if sequence.task.write_back and kv % self.block_tokens == 0 and kv > sequence.prompt_tokens:
             actions.append(WriteBack(sequence, kv // self.block_tokens - 1))
         return actions + self._drew(sequence, token, report_end=True)
+
+    def drew_many(self, sequence: Sequence, tokens: Collection[int]) -> list[Action]:
+        """As :meth:`drew` for each of ``tokens``, of which none but the last may end the answer: for a simulator, which knows, and for
+        which a call per token would be what it spends its time on."""
+        if not tokens:
+            return []
+        *before, last = tokens
+        first_kv = sequence.kv_tokens + 1
+        sequence.drawn += before
+        actions: list[Action] = []
+        if sequence.task.write_back:
+            begin = max(first_kv, sequence.prompt_tokens + 1)
+            for block in range(-(-begin // self.block_tokens), sequence.kv_tokens // self.block_tokens + 1):
+                actions.append(WriteBack(sequence, block - 1))
+        return actions + self.drew(sequence, last)
 
     def out_of_blocks(self) -> list[Action]:
         """No block for the next token: the youngest that holds blocks gives way, whether it runs or still loads. What it has
@@ -270,7 +295,7 @@ class DecodeState:
         return actions
 
     def _drew(self, sequence: Sequence, token: int, *, report_end: bool) -> list[Action]:
-        sequence.tokens.append(token)
+        sequence.drawn.append(token)
         task = sequence.task
         reason = None
         if token in task.eos_token_ids and not task.sampling.ignore_eos:

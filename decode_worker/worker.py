@@ -268,7 +268,7 @@ class DecodeWorker:
             starved = False
             for sequence in self.state.running:
                 blocks = self._work[sequence.id].blocks
-                missing = -(-len(sequence.tokens) // size) - len(blocks)
+                missing = -(-sequence.length // size) - len(blocks)
                 try:
                     if missing > 0:
                         self._grow(blocks, missing)
@@ -298,7 +298,7 @@ class DecodeWorker:
 
     def _run(self, batch: list[Sequence]) -> None:
         started = time.monotonic()
-        steps = [SequenceStep((s.tokens[-1],), s.kv_tokens, self._work[s.id].blocks) for s in batch]
+        steps = [SequenceStep((s.drawn[-1],), s.kv_tokens, self._work[s.id].blocks) for s in batch]
         for sequence in batch:
             work = self._work[sequence.id]
             if not work.started:

@@ -21,9 +21,9 @@ Cursors, in tokens::
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from engine.serving.token_stream import FailureCause
 from prefill_worker.task import PrefillTask
@@ -145,8 +145,16 @@ class Piece:
         return self.end == self.prompt.total
 
 
-Chooser = Callable[[list[Prompt], float], Prompt]
-"""Which of the prompts that can compute goes next (``policy/``)."""
+class QueueOrder(Protocol):
+    """Who goes first (``policy/``): to be admitted, and to compute the next piece."""
+
+    def key(self, prompt: Prompt) -> tuple[float, float, RequestId]:
+        """Sorts prompts; the first is the one to go."""
+        ...
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A piece of ``tokens`` tokens took ``seconds``."""
+        ...
 
 
 @dataclass(slots=True)
@@ -157,7 +165,7 @@ class PrefillState:
     chunk_tokens: int
     waiting_max: int
     running_max: int
-    choose: Chooser
+    order: QueueOrder
     prompts: dict[RequestId, Prompt] = field(default_factory=dict[RequestId, Prompt])
 
     # --- events ---------------------------------------------------------------------------------------------------------
@@ -194,12 +202,12 @@ class PrefillState:
             return self._ended(prompt)
         return self._start_computing(prompt, blocks, now)
 
-    def next_piece(self, now: float) -> Piece | None:
+    def next_piece(self) -> Piece | None:
         """The piece to run now. Ends at the next absolute multiple of ``chunk_tokens``, or at the prompt's end."""
         ready = [p for p in self.prompts.values() if p.phase is Phase.COMPUTING]
         if not ready:
             return None
-        prompt = self.choose(ready, now)
+        prompt = min(ready, key=self.order.key)
         end = min(prompt.total, (prompt.computed // self.chunk_tokens + 1) * self.chunk_tokens)
         return Piece(prompt, prompt.computed, end)
 
@@ -210,6 +218,7 @@ class PrefillState:
         assert piece.start == prompt.computed
         prompt.computed = piece.end
         prompt.compute_s += seconds
+        self.order.observe(piece.end - piece.start, seconds)
         actions = self._publish(prompt)
         if piece.last:
             prompt.phase = Phase.HANDING_OVER
@@ -257,8 +266,11 @@ class PrefillState:
         return any(p.phase is Phase.COMPUTING for p in self.prompts.values())
 
     def reusable_blocks(self, prompt: Prompt) -> int:
-        """Blocks that a cache may supply: at least one token is always computed, for its logits."""
-        return self._usable(prompt, (prompt.total - 1) // self.block_tokens) // self.block_tokens
+        """Blocks that the pool may supply: at least one token is always computed, for its logits, and no more are loaded than the
+        plan says."""
+        blocks = (prompt.total - 1) // self.block_tokens
+        limit = prompt.task.load_max_blocks
+        return self._usable(prompt, blocks if limit is None else min(blocks, limit)) // self.block_tokens
 
     # --- inside ---------------------------------------------------------------------------------------------------------
 
@@ -272,7 +284,7 @@ class PrefillState:
     def _admissions(self) -> list[Action]:
         busy = sum(p.phase in (Phase.LOADING, Phase.COMPUTING) for p in self.prompts.values())
         waiting = [p for p in self.prompts.values() if p.phase is Phase.WAITING]
-        waiting.sort(key=lambda p: (-p.task.priority, p.arrived))
+        waiting.sort(key=self.order.key)
         return [Admit(prompt) for prompt in waiting[: max(0, self.running_max - busy)]]
 
     def _start_computing(self, prompt: Prompt, blocks: int, now: float) -> list[Action]:

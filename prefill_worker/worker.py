@@ -19,7 +19,7 @@ from engine.sampling.sampler import NonFiniteLogitsError, sample
 from engine.serving.host import Fenced, WorkerHost
 from engine.serving.token_stream import Failed, FailureCause, Finished, FinishReason, PrefillDone, Tokens
 from engine.serving.transfer import BlockLoaded, CancelOrder, LoadEnded, LoadOrder, PublishedBlock, PublishEnded, PublishOrder
-from prefill_worker.policy.shortest_remaining import shortest_remaining
+from prefill_worker.policy.in_order import InOrder
 from prefill_worker.state import (
     Action,
     Admit,
@@ -75,7 +75,7 @@ class PrefillWorker:
             chunk_tokens=engine.chunk_tokens,
             waiting_max=settings.waiting_max,
             running_max=settings.running_max,
-            choose=shortest_remaining,
+            order=InOrder(settings.order),
         )
         self._work: dict[tuple[str, int], _Work] = {}
         self._orders: dict[int, Prompt] = {}
@@ -111,7 +111,7 @@ class PrefillWorker:
         self._update_report()
 
     def step(self, now: float) -> bool:
-        piece = self.state.next_piece(now)
+        piece = self.state.next_piece()
         if piece is None:
             return False
         self._run(piece)

@@ -79,6 +79,8 @@ class RouteRequest:
     slo_ttft_s: float | None = None
     """Asked for by the request itself; None: what its class has."""
     slo_tpot_s: float | None = None
+    admitted: bool = False
+    """It was planned before: whatever happened since, it is not turned away for its targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,8 @@ class PlanTerms:
 
     @property
     def ttft_s(self) -> float:
-        return self.queue_s + self.load_s - self.overlap_s + self.compute_s + self.handoff_s
+        """The prefill worker sends the first token itself, so the handoff is not in it."""
+        return self.queue_s + self.load_s - self.overlap_s + self.compute_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class Plan:
     priority: int = 0
     """For the workers' queues: the request's, or that of its class."""
     tpot_max_s: float | None = None
-    """The time per output token that it was admitted with; None: no limit."""
+    """For the decode worker to check when the request joins its batch; None: it was checked before, or has no limit."""
 
 
 @dataclass(frozen=True, slots=True)

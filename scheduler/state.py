@@ -6,6 +6,7 @@ what the world does; what is not known or too late is ignored and counted in ``c
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any, Final
 
@@ -197,7 +198,7 @@ class SchedulerState:
             return self._refuse(request, found, now)
         decode = self.fleet.decode[view.decode.ids[found.decode]]
         tpot_s = self._tpot(need, decode, now, now)
-        if request.attempt == 0:  # what was admitted once is not rejected because a worker died
+        if not request.admitted:
             verdict = self._gate.judge(target, self._forecast(need, found, decode, tpot_s, now))
             if not verdict.admit:
                 return self._reject(request, "overloaded", verdict.retry_after_s, verdict.reason)
@@ -280,7 +281,8 @@ class SchedulerState:
             found.terms,
             found.load_max_blocks,
             target.priority,
-            target.tpot_s,
+            # Where nothing else asks for it, the decode worker does, when it is too late.
+            target.tpot_s if self.settings.admission == "none" and math.isfinite(target.tpot_s) else None,
         )
 
     def _source(self, node_id: str) -> BlockSource:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -96,3 +97,5 @@ class RunResult:
     """Seconds that each worker computed."""
     counters: dict[str, int] = field(default_factory=dict[str, int])
     """The scheduler's counters, and the world's (faults, retries, evictions)."""
+    prediction: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The scheduler's own view of its predictions (:class:`~scheduler.truth.PredictionLog`)."""

@@ -22,12 +22,14 @@ class FinishReason(StrEnum):
 
 
 class FailureCause(StrEnum):
-    """Why an attempt ended without an answer. The gateway plans again after every one of them but DEADLINE."""
+    """Why an attempt ended without an answer. The gateway plans again after every one of them but DEADLINE and
+    TOO_SLOW."""
 
     HANDOFF = "handoff"  # the blocks did not arrive in time, or were not what was promised
     PREEMPTED = "preempted"  # the decode cache was full: the youngest sequence gives way, its blocks are in the pool
     REFUSED = "refused"  # queue full, or the worker is draining or fenced
     DEADLINE = "deadline"  # the request's own time is over
+    TOO_SLOW = "too_slow"  # the decode worker cannot keep the time per token that was asked for: nobody's fault, no other try
     INTERNAL = "internal"
 
 

@@ -54,7 +54,7 @@ def test_pieces_end_at_absolute_multiples_of_the_chunk():
     assert load == Load(load.prompt, 0, 9)  # 39 of 40 tokens may come from a cache: one is computed for its logits
     state.load_ended(load.prompt, blocks=1, now=0.0)
     borders = []
-    while (piece := state.next_piece(0.0)) is not None:
+    while (piece := state.next_piece()) is not None:
         borders.append((piece.start, piece.end))
         state.computed(piece, 0.1)
     assert borders == [(4, 16), (16, 32), (32, 40)]
@@ -65,7 +65,7 @@ def test_full_blocks_go_out_after_each_piece_and_the_tail_last():
     (load,) = admit(state, make_task(tokens=38))
     assert state.load_ended(load.prompt, 2, 0.0) == [Publish(load.prompt, 0, 2)]  # reused ones are offered as well
     ranges = []
-    while (piece := state.next_piece(0.0)) is not None:
+    while (piece := state.next_piece()) is not None:
         ranges += state.computed(piece, 0.1)
     assert ranges == [Publish(load.prompt, 2, 4), Publish(load.prompt, 4, 8), Publish(load.prompt, 8, 9), HandOver(load.prompt)]
     assert load.prompt.phase is Phase.HANDING_OVER
@@ -88,7 +88,7 @@ def test_a_failed_publish_fails_the_attempt_once_and_frees_after_the_last_transf
     (load,) = admit(state, make_task(tokens=40))
     state.load_ended(load.prompt, 0, 0.0)
     actions = []
-    while (piece := state.next_piece(0.0)) is not None:
+    while (piece := state.next_piece()) is not None:
         actions += state.computed(piece, 0.1)
     assert len(actions) == 4
     first = state.published(load.prompt, False, "no room")
@@ -100,7 +100,7 @@ def test_an_abort_while_loading_cancels_and_waits_for_the_transfer():
     state = make_state()
     (load,) = admit(state, make_task())
     assert state.aborted(("a", 0)) == [CancelLoad(load.prompt)]
-    assert state.next_piece(1.0) is None
+    assert state.next_piece() is None
     assert state.load_ended(load.prompt, 3, 1.0) == [Release(load.prompt)]
 
 
@@ -146,11 +146,11 @@ def test_short_prompts_overtake_long_ones_but_not_for_ever():
         (load,) = admit(state, make_task(name, tokens), now=at)
         state.load_ended(load.prompt, 0, at)
         prompts[name] = load.prompt
-    assert state.next_piece(1.0).prompt is prompts["short"]
+    assert state.next_piece().prompt is prompts["short"]
     (late,) = admit(state, make_task("late", 40), now=2000 / AGING_TOKENS_PER_S)
     state.aborted(("short", 0))
     state.load_ended(late.prompt, 0, 2000 / AGING_TOKENS_PER_S)
-    assert state.next_piece(2000 / AGING_TOKENS_PER_S).prompt is prompts["long"]
+    assert state.next_piece().prompt is prompts["long"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -186,7 +186,7 @@ def test_whatever_happens_every_admitted_prompt_is_released_exactly_once(data: s
                 task = make_task(f"r{i}", data.draw(st.integers(1, 60)), budget_s=data.draw(st.floats(1, 50)))
                 run(state.submitted(task, now))
             case "piece":
-                if (piece := state.next_piece(now)) is not None:
+                if (piece := state.next_piece()) is not None:
                     run(state.computed(piece, 0.1))
             case "transfer" if open_transfers:
                 kind, prompt = open_transfers.pop(data.draw(st.integers(0, len(open_transfers) - 1)))

@@ -62,7 +62,8 @@ class PoolNode:
         self._pool = pool
         self._ssd = _ssd_settings(ssd_blocks, self.block_bytes) if ssd_blocks else None
         self._told = told
-        self._events: list[BlockEvent] = []
+        self._events: list[tuple[type[BlockEvent], str, list[BlockKey], BlockKey | None]] = []
+        """Kind, medium, keys and parent of what is to be sent."""
         self._sending = False
         self._generation = 0
         self._open()
@@ -126,12 +127,28 @@ class PoolNode:
 
     def store(self, keys: Sequence[BlockKey], parent: BlockKey | None) -> int:
         """Put ``keys``, a chain that follows ``parent``, in DRAM, as far as there is room. Returns how many are there then."""
-        stored = 0
-        for key in keys:
-            if self.blocks.get(key) is None and not self._put(key, parent):
+        get = self.blocks.get
+        first = next((place for place, key in enumerate(keys) if get(key) is None), len(keys))
+        if first == len(keys):
+            return first
+        holder = get(keys[first - 1]) if first else None if parent is None else get(parent)
+        if holder is not None:
+            self.blocks.pin_for_write(holder)  # making room must not cost what the new ones follow
+        missing = sum(get(key) is None for key in keys[first:])
+        while self.slots.free < missing:
+            evicted = self.blocks.evict_one()
+            if evicted is None:
                 break
-            parent = key
+            self._publish(evicted)
+        stored = first
+        for place in range(first, len(keys)):
+            if get(keys[place]) is None:
+                if not self.slots.free:
+                    break
+                self._put(keys[place], keys[place - 1] if place else parent)
             stored += 1
+        if holder is not None:
+            self._publish(self.blocks.unlease(holder))
         self._demote()
         return stored
 
@@ -175,25 +192,11 @@ class PoolNode:
     def _on_ssd(self, key: BlockKey) -> bool:
         return self.log is not None and isinstance(self.log.find(key, self._kernel.now), Place)
 
-    def _put(self, key: BlockKey, parent: BlockKey | None) -> bool:
-        parent_block = None if parent is None else self.blocks.get(parent)
-        if parent_block is not None:
-            self.blocks.pin_for_write(parent_block)  # making room must not cost what the block follows
-        try:
-            while not self.slots.free:
-                evicted = self.blocks.evict_one()
-                if evicted is None:
-                    return False
-                self._publish(evicted)
-        finally:
-            if parent_block is not None:
-                self._publish(self.blocks.unlease(parent_block))
+    def _put(self, key: BlockKey, parent: BlockKey | None) -> None:
         slot = self.slots.take()
         self.slots.commit(slot)
-        now = self._kernel.now
-        block = Block(key, slot, parent, self._block_tokens, self.block_bytes, 0, b"", now, b"")
+        block = Block(key, slot, parent, self._block_tokens, self.block_bytes, 0, b"", self._kernel.now, b"")
         self._publish(self.blocks.store(block))
-        return True
 
     def _left_dram(self, key: BlockKey) -> list[Action]:
         dropped = () if self.log is None else tuple(self.log.left_dram(key))
@@ -205,17 +208,25 @@ class PoolNode:
 
     def _publish(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            match action:
-                case Publish(event):
-                    self._events.append(event)
-                case WriteBatch():
-                    size = batch_bytes(action)
-                    self._network.start([self.ssd_write], size, partial(self._written, action, size, self._generation))
-                case _:
-                    pass  # epochs and budgets are for what runs in other processes
+            if type(action) is Publish:
+                self._note(action.event)
+            elif type(action) is WriteBatch:
+                size = batch_bytes(action)
+                self._network.start([self.ssd_write], size, partial(self._written, action, size, self._generation))
+            # Epochs and budgets are for what runs in other processes.
         if self._events and not self._sending:
             self._sending = True
             self._kernel.after(EVENT_PERIOD_S, self._send)
+
+    def _note(self, event: BlockEvent) -> None:
+        """An event to send. Those of one kind and medium that follow each other travel as one."""
+        last = self._events[-1] if self._events else None
+        if last is not None and type(event) is last[0] and event.medium == last[1]:  # type: ignore[union-attr]
+            last[2].extend(event.keys)  # type: ignore[union-attr]
+        elif isinstance(event, BlockStored):
+            self._events.append((BlockStored, event.medium, list(event.keys), event.parent))
+        elif isinstance(event, BlockRemoved):
+            self._events.append((BlockRemoved, event.medium, list(event.keys), None))
 
     def _written(self, batch: WriteBatch, size: int, generation: int) -> None:
         if generation == self._generation:
@@ -226,38 +237,14 @@ class PoolNode:
         self._sending = False
         if self._events:
             self.sequence += 1
-            events, self._events = tuple(_joined(self._events)), []
+            events = tuple(
+                BlockStored(tuple(keys), parent, self._block_tokens, medium)
+                if kind is BlockStored
+                else BlockRemoved(tuple(keys), medium)
+                for kind, medium, keys, parent in self._events
+            )
+            self._events.clear()
             self._told(EventBatch(self.sequence, self.id, self.incarnation, self._kernel.now, events))
-
-
-def _joined(events: Sequence[BlockEvent]) -> list[BlockEvent]:
-    """Events of one kind and medium that follow each other, as one."""
-    joined: list[BlockEvent] = []
-    keys: list[BlockKey] = []
-    head: BlockEvent | None = None
-
-    def close() -> None:
-        match head:
-            case BlockStored():
-                joined.append(BlockStored(tuple(keys), head.parent, head.block_tokens, head.medium))
-            case BlockRemoved():
-                joined.append(BlockRemoved(tuple(keys), head.medium))
-            case _:
-                pass
-
-    for event in events:
-        if isinstance(event, BlockStored | BlockRemoved):
-            same = type(event) is type(head) and isinstance(head, BlockStored | BlockRemoved) and event.medium == head.medium
-            if not same:
-                close()
-                head, keys = event, []
-            keys.extend(event.keys)
-        else:
-            close()
-            head = None
-            joined.append(event)
-    close()
-    return joined
 
 
 def _ssd_settings(blocks: int, block_bytes: int) -> SsdSettings:

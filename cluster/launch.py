@@ -174,7 +174,7 @@ def _start_scheduler(config: ClusterConfig, actors: dict[str, Any]) -> None:
     from scheduler.actor import SchedulerActor
 
     actors[SCHEDULER] = _actor(config, SchedulerActor, SCHEDULER).remote(
-        config.scheduler.model_dump(mode="json"), config.pool.curve.model_dump()
+        config.scheduler.model_dump(mode="json"), config.pool.curve.model_dump(), config.prefill.order
     )
 
 

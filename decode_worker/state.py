@@ -197,8 +197,9 @@ class DecodeState:
         return [Fail(sequence, FailureCause.HANDOFF, detail), *self._end(sequence)]
 
     def joined(self, sequence: Sequence, first_token: int, now: float, step_s: float = 0.0) -> list[Action]:
-        """Prefill drew ``first_token``: the sequence takes part in the next step, unless its answer ends right here. ``step_s`` is how
-        long that step is going to take: a sequence that asks for faster ones is turned away, though its prefill was for nothing."""
+        """Prefill drew ``first_token``: the sequence takes part in the next step, unless its answer ends right here. ``step_s``
+        is how long that step is going to take: a sequence that asks for faster ones is turned away, though its prefill was for
+        nothing."""
         assert sequence.phase is Phase.LOADING
         limit = sequence.task.tpot_max_s
         if limit is not None and step_s > limit:
@@ -216,8 +217,8 @@ class DecodeState:
         return actions + self._drew(sequence, token, report_end=True)
 
     def drew_many(self, sequence: Sequence, tokens: Collection[int]) -> list[Action]:
-        """As :meth:`drew` for each of ``tokens``, of which none but the last may end the answer: for a simulator, which knows, and for
-        which a call per token would be what it spends its time on."""
+        """As :meth:`drew` for each of ``tokens``, of which none but the last may end the answer: for a simulator, which knows,
+        and for which a call per token would be what it spends its time on."""
         if not tokens:
             return []
         *before, last = tokens
@@ -226,8 +227,8 @@ class DecodeState:
         actions: list[Action] = []
         if sequence.task.write_back:
             begin = max(first_kv, sequence.prompt_tokens + 1)
-            for block in range(-(-begin // self.block_tokens), sequence.kv_tokens // self.block_tokens + 1):
-                actions.append(WriteBack(sequence, block - 1))
+            blocks = range(-(-begin // self.block_tokens), sequence.kv_tokens // self.block_tokens + 1)
+            actions.extend(WriteBack(sequence, block - 1) for block in blocks)
         return actions + self.drew(sequence, last)
 
     def out_of_blocks(self) -> list[Action]:

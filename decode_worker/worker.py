@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgpack
@@ -19,6 +19,7 @@ from engine.cache.paged import OutOfBlocksError
 from engine.engine import Engine, SequenceStep
 from engine.sampling.sampler import Drawn, NonFiniteLogitsError, sample
 from engine.serving.host import Fenced, WorkerHost
+from engine.serving.step_time import StepTime
 from engine.serving.token_stream import DecodeStarted, Failed, FailureCause, Finished, Tokens
 from engine.serving.transfer import BlockLoaded, CancelOrder, LoadEnded, LoadOrder, PublishedBlock, PublishEnded, PublishOrder
 from kv_pool.keys import BlockChain
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 FINISHED_REPORTED_MAX: Final = 256
 WRITE_BACK_TIMEOUT_S: Final = 2.0
 STEP_SMOOTHING: Final = 0.1
+STEPS_REPORTED_MAX: Final = 64
+"""In one heartbeat: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class DecodeWorker:
         self._finished: deque[tuple[str, int]] = deque(maxlen=FINISHED_REPORTED_MAX)
         self._load = DecodeLoad(0, 0, engine.cache.free_count, engine.cache.block_count, 0.0)
         self._step_s = 0.0
+        self._step_time = StepTime(0.0)
+        self._steps: deque[tuple[int, int, float]] = deque(maxlen=STEPS_REPORTED_MAX)
         self.counters = {"steps": 0, "tokens": 0, "sequences": 0, "failed": 0, "preempted": 0, "written_back": 0}
 
     # --- WorkerCore -----------------------------------------------------------------------------------------------------
@@ -111,12 +116,11 @@ class DecodeWorker:
 
     def load_report(self) -> dict[str, Any]:
         with self._report_lock:
-            finished = tuple(self._finished)
+            finished, steps = tuple(self._finished), tuple(self._steps)
             self._finished.clear()
+            self._steps.clear()
             load = self._load
-        return DecodeLoad(
-            load.waiting, load.running, load.free_blocks, load.total_blocks, load.step_s, finished, self._settings.batch_max
-        ).to_wire()
+        return replace(load, finished=finished, steps=steps, batch_max=self._settings.batch_max).to_wire()
 
     def submit_allowed(self) -> bool:
         """A quick look for the caller's refusal; the state decides again when the task arrives."""
@@ -239,7 +243,10 @@ class DecodeWorker:
         self._do(actions, now)
         if ok and sequence.phase is Phase.LOADING:
             work.chain.extend((first_token,))
-            self._do(self.state.joined(sequence, first_token, now), now)
+            running = self.state.running
+            context = sum(s.length for s in running) + sequence.length + 1
+            step_s = self._step_time.seconds(len(running) + 1, context)
+            self._do(self.state.joined(sequence, first_token, now, step_s), now)
 
     def _order_write_back(self, sequence: Sequence, block: int) -> None:
         work = self._work[sequence.id]
@@ -322,6 +329,10 @@ class DecodeWorker:
         self.counters["tokens"] += len(batch)
         seconds = now - started
         self._step_s = seconds if not self._step_s else self._step_s + STEP_SMOOTHING * (seconds - self._step_s)
+        context = sum(s.length for s in batch)
+        self._step_time.observe(len(batch), context, seconds)
+        with self._report_lock:
+            self._steps.append((len(batch), context, seconds))
 
     def _draw(self, batch: list[Sequence], logits: Tensor) -> tuple[list[Sequence], list[Drawn]]:
         """Draw for every sequence; one whose logits are not finite fails alone. Returns the sequences left and their tokens."""
@@ -354,4 +365,7 @@ class DecodeWorker:
         running = len(self.state.sequences) - self.state.waiting
         cache = self._engine.cache
         with self._report_lock:
-            self._load = DecodeLoad(self.state.waiting, running, cache.free_count, cache.block_count, self._step_s)
+            context = sum(s.length for s in self.state.running)
+            self._load = DecodeLoad(
+                self.state.waiting, running, cache.free_count, cache.block_count, self._step_s, context_tokens=context
+            )  # fmt: skip

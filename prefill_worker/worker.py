@@ -39,6 +39,7 @@ from prefill_worker.task import PrefillLoad, PrefillSettings, PrefillTask
 log = logging.getLogger(__name__)
 
 FINISHED_REPORTED_MAX: Final = 256
+TIERS: Final = ("dram", "ssd", "remote_dram", "remote_ssd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class PrefillWorker:
         self._order_ids = itertools.count(1)
         self._report_lock = threading.Lock()
         self._finished: deque[tuple[str, int, int, int, float]] = deque(maxlen=FINISHED_REPORTED_MAX)
+        self._loads: deque[tuple[int, int, int, int, float]] = deque(maxlen=FINISHED_REPORTED_MAX)
         self._load = PrefillLoad(0, 0, 0)
         self.counters = {"pieces": 0, "tokens_computed": 0, "tokens_reused": 0, "prompts": 0, "failed": 0}
 
@@ -120,10 +122,11 @@ class PrefillWorker:
 
     def load_report(self) -> dict[str, Any]:
         with self._report_lock:
-            finished = tuple(self._finished)
+            finished, loads = tuple(self._finished), tuple(self._loads)
             self._finished.clear()
+            self._loads.clear()
             load = self._load
-        return PrefillLoad(load.waiting, load.running, load.queued_tokens, finished).to_wire()
+        return PrefillLoad(load.waiting, load.running, load.queued_tokens, finished, loads).to_wire()
 
     def submit_allowed(self) -> bool:
         """A quick look for the caller's refusal; the state decides again when the task arrives."""
@@ -199,6 +202,11 @@ class PrefillWorker:
         work.load_order = None
         work.load_s = now - prompt.load_started
         good = work.device_blocks + ended.available
+        if ended.available:
+            size = self._engine.layout.block_bytes
+            came = [work.came_from.get(tier, 0) * size for tier in TIERS]
+            with self._report_lock:
+                self._loads.append((came[0], came[1], came[2], came[3], work.load_s))
         self._register(prompt, work.device_blocks, good)
         self._do(self.state.load_ended(prompt, good, now), now)
 

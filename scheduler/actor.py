@@ -9,18 +9,20 @@ from typing import Any
 from kv_pool.events.snapshot import fetch_snapshot
 from kv_pool.settings import CurveSettings
 from kv_pool.transport.curve import CurveKeys
+from prefill_worker.task import Order
 from scheduler.plan import Plan, Rejection, RouteRequest, SchedulerSettings
 from scheduler.service import SchedulerService
 
 
 class SchedulerActor:
-    """``settings`` is the dumped ``scheduler:`` section, ``curve`` the keys to talk to nodes with. State is soft: a restarted
+    """``settings`` is the dumped ``scheduler:`` section, ``curve`` the keys to talk to nodes with, ``order`` that of the
+    prefill workers' queues. State is soft: a restarted
     scheduler learns of workers, nodes and blocks from their next heartbeats and snapshots."""
 
-    def __init__(self, settings: dict[str, Any], curve: dict[str, str] | None = None) -> None:
+    def __init__(self, settings: dict[str, Any], curve: dict[str, str] | None = None, order: Order = "shortest") -> None:
         keys = CurveKeys.load(CurveSettings(**curve or {}))
         fetch = functools.partial(fetch_snapshot, keys=keys)
-        self._service = SchedulerService(SchedulerSettings(**settings), fetch=fetch, keys=keys)
+        self._service = SchedulerService(SchedulerSettings(**settings), fetch=fetch, keys=keys, order=order)
         self._service.start()
 
     def endpoints(self) -> dict[str, str]:
@@ -30,8 +32,8 @@ class SchedulerActor:
     def route(self, request: RouteRequest) -> Plan | Rejection:
         return self._service.route(request)
 
-    def finished(self, request_id: str, attempt: int) -> None:
-        self._service.finished(request_id, attempt)
+    def finished(self, request_id: str, attempt: int, ttft_s: float | None = None, output_tokens: int | None = None) -> None:
+        self._service.finished(request_id, attempt, ttft_s, output_tokens)
 
     def report_failure(self, worker_id: str, request_id: str) -> None:
         self._service.report_failure(worker_id, request_id)

@@ -151,8 +151,10 @@ class BlockTable:
         fast_first = [count] * (slots + 1)
         if count:
             starts: list[int] = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
-            alive = fast = self._lowest_bits(slots)
-            for start, number in zip(starts, numbers[starts].tolist(), strict=True):
+            alive: int = self._lowest_bits(slots)
+            fast = alive
+            at_starts: list[int] = numbers[starts].tolist()
+            for start, number in zip(starts, at_starts, strict=True):
                 anywhere, fastest = self._holders[number] or self._note_holders(number)
                 slower = fast & anywhere & ~fastest
                 if slower:

@@ -24,6 +24,7 @@ import zmq
 
 from kv_pool.events.codec import BATCH_BYTES_MAX, MalformedEventError, decode_batch
 from kv_pool.transport.curve import CurveKeys, address_of, connect
+from prefill_worker.task import Order
 from scheduler.messages import (
     BlocksChanged,
     Event,
@@ -66,8 +67,9 @@ class SchedulerService:
         fetch: SnapshotFetcher,
         clock: Callable[[], float] = time.monotonic,
         keys: CurveKeys | None = None,
+        order: Order = "shortest",
     ) -> None:
-        self._state = SchedulerState(settings)
+        self._state = SchedulerState(settings, order=order)
         self._clock = clock
         self._keys = keys
         self._lock = threading.Lock()
@@ -123,8 +125,9 @@ class SchedulerService:
             log.info("no plan %s/%d: %s (%s)", answer.request_id, answer.attempt, answer.reason, answer.detail)
         return answer
 
-    def finished(self, request_id: str, attempt: int) -> None:
-        self._tell(RequestEnded(request_id, attempt))
+    def finished(self, request_id: str, attempt: int, ttft_s: float | None = None, output_tokens: int | None = None) -> None:
+        """Tell of an end (:class:`~scheduler.messages.RequestEnded`)."""
+        self._tell(RequestEnded(request_id, attempt, ttft_s, output_tokens))
 
     def report_failure(self, worker_id: str, request_id: str) -> None:
         log.info("%s failed %s", worker_id, request_id)

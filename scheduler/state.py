@@ -114,7 +114,8 @@ class SchedulerState:
                 worker.queue.report(load, now)
                 for loaded in load.loads:
                     worker.loads.observe(*loaded)
-                if worker.progress.stuck(load.queued_tokens, len(load.finished), now):
+                stuck = worker.progress.stuck(load.queued_tokens, len(load.finished), now)
+                if stuck and self.fleet.prefill_view(now, (worker.id,)).able.any():  # one that is slow is better than none
                     self._avoid(worker, now)
                     self.counters["workers_stuck"] += 1
                 self._settle(worker, len(load.finished), idle=load.waiting + load.running == 0, now=now)

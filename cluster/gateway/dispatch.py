@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 RETRY_PERIOD_S: Final = 0.2
 """Between two questions to a scheduler that does not answer, and at least between two to one that has no room."""
 RETRY_PERIOD_MAX_S: Final = 2.0
+TOO_SLOW_RETRY_S: Final = 5.0
+"""Where a decode worker found out that it cannot keep the time per token that was asked for."""
 
 
 class Answer:
@@ -42,6 +44,7 @@ class Answer:
         self.fresh = fresh
         self.error: ApiError | None = None
         self.attempts = 0
+        self.planned = False
         self._nudge = asyncio.Event()
         self._judged_at = float("inf")
 
@@ -171,6 +174,8 @@ class Dispatcher:
             log.info("%s attempt %d failed: %s at %s", job.request_id, plan.attempt, failure.cause, failure.worker)
             if failure.cause is Cause.DEADLINE:
                 raise ApiError.timed_out(self._settings.request_timeout_s)
+            if failure.cause is Cause.TOO_SLOW:
+                raise ApiError.overloaded(TOO_SLOW_RETRY_S)
             if failure.cause is Cause.GATEWAY:
                 raise ApiError.internal("a token could not be taken")
             preemptions += failure.cause is Cause.PREEMPTED
@@ -186,7 +191,7 @@ class Dispatcher:
     async def _plan(self, answer: Answer, avoid: tuple[str, ...]) -> Plan:
         """Ask until there is a plan. A new request is turned away at once where there is no room, one under way waits."""
         job, now = answer.flight.job, self.clock()
-        under_way = answer.attempts > 0
+        under_way = answer.planned
         unreachable_until = min(job.deadline, now + self._settings.scheduler_wait_s)
         full_until = min(job.deadline, now + self._settings.replan_wait_s) if under_way else now
         while True:
@@ -198,6 +203,7 @@ class Dispatcher:
                 wait_s = RETRY_PERIOD_S
             else:
                 if isinstance(reply, Plan):
+                    answer.planned = True
                     return reply
                 if avoid:  # better a worker that failed before than none
                     avoid = ()
@@ -219,7 +225,11 @@ class Dispatcher:
         answer.attempts += 1
         token_ids, keys = flight.sequence()
         left = flight.job.max_new_tokens - len(flight.tokens)
-        request = RouteRequest(flight.job.request_id, attempt, keys, len(token_ids), left, avoid=avoid)
+        wish = flight.job.wish
+        request = RouteRequest(
+            flight.job.request_id, attempt, keys, len(token_ids), left, avoid=avoid, request_class=wish.request_class,
+            slo_ttft_s=wish.ttft_s, slo_tpot_s=wish.tpot_s, admitted=answer.planned,
+        )  # fmt: skip
         try:
             return await self._ports.route(request)
         except (PortError, asyncio.CancelledError):
@@ -238,13 +248,13 @@ class Dispatcher:
         prefill = PrefillTask(
             job.request_id, attempt, token_ids, answered, keys, plan.cached_blocks, plan.prefill_source, tail_key,
             hand_over=decodes, sampling=job.sampling, eos_token_ids=self._eos, sink=self.sink, budget_s=budget_s,
-            reusable_only_at_chunks=self._model.bitwise,
+            priority=plan.priority, reusable_only_at_chunks=self._model.bitwise, load_max_blocks=plan.load_max_blocks,
         )  # fmt: skip
         calls = {plan.prefill_worker: self._ports.submit_prefill(plan.prefill_worker, prefill)}
         if decodes:
             decode = DecodeTask(
                 job.request_id, attempt, token_ids, answered, keys, tail_key, plan.decode_source, job.root, job.max_new_tokens,
-                job.sampling, self._eos, self.sink, budget_s, write_back=not self._model.bitwise,
+                job.sampling, self._eos, self.sink, budget_s, write_back=not self._model.bitwise, tpot_max_s=plan.tpot_max_s,
             )  # fmt: skip
             calls[plan.decode_worker] = self._ports.submit_decode(plan.decode_worker, decode)
         return {worker_id: self._later(self._submitted(answer, attempt, worker_id, call)) for worker_id, call in calls.items()}
@@ -261,7 +271,7 @@ class Dispatcher:
     def _close_attempt(self, answer: Answer, plan: Plan, submits: dict[str, asyncio.Task[Any]]) -> None:
         """Tell the scheduler that the pair is free of this attempt, and the workers to let go if they would not by themselves."""
         flight, request_id = answer.flight, answer.flight.job.request_id
-        self._later(self._ports.finished(request_id, plan.attempt))
+        self._report_truth(flight, plan)
         failure = flight.failure
         if failure is not None and failure.worker is not None and failure.cause in WORKER_AT_FAULT:
             self._later(self._ports.report_failure(failure.worker, request_id))
@@ -271,6 +281,17 @@ class Dispatcher:
             submits = {plan.decode_worker: submits[plan.decode_worker]} if self._decode_idle(flight, plan, submits) else {}
         for worker_id, submit in submits.items():
             self._later(self._abort(worker_id, request_id, plan.attempt, submit))
+
+    def _report_truth(self, flight: InFlight, plan: Plan) -> None:
+        """The pair is free; and what came of the prediction."""
+        ttft_s = flight.first_token_after_plan_s
+        if ttft_s is not None:
+            self._metrics.predicted(plan.terms.ttft_s, ttft_s)
+            log.info(
+                "%s/%d: first token after %.4f s, predicted %.4f", flight.job.request_id, plan.attempt, ttft_s, plan.terms.ttft_s
+            )
+        output_tokens = len(flight.tokens) if flight.finish_reason is not None else None
+        self._later(self._ports.finished(flight.job.request_id, plan.attempt, ttft_s, output_tokens))
 
     def _decode_idle(self, flight: InFlight, plan: Plan, submits: dict[str, asyncio.Task[Any]]) -> bool:
         return flight.ended_by_first_token and plan.decode_worker in submits

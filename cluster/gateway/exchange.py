@@ -20,6 +20,7 @@ from cluster.gateway.openai.body import parse_object, read_body
 from cluster.gateway.openai.errors import BODY_TIMEOUT, ApiError
 from cluster.gateway.openai.responses import DONE, sse
 from cluster.gateway.service import Call, GatewayService
+from cluster.gateway.service_wish import read_wish
 
 OUTCOME: Final = "moonpool.outcome"
 """Scope key: what the metrics call the end of the exchange, where the status does not say it."""
@@ -76,8 +77,9 @@ class Exchange:
     async def _answer(
         self, scope: Scope, given: dict[str, Any], arrived: float, hold: Callable[[int], None], writer: _Writer
     ) -> None:
-        details = Headers(scope=scope).get(DETAILS_HEADER) == "1"
-        generation, streams = await self._make(given, Call(scope.get(TENANT, ""), arrived, details, hold))
+        headers = Headers(scope=scope)
+        call = Call(scope.get(TENANT, ""), arrived, headers.get(DETAILS_HEADER) == "1", hold, read_wish(headers))
+        generation, streams = await self._make(given, call)
         if not streams:
             await writer.whole(200, _JSON_HEADERS, json.dumps(await generation.whole(), ensure_ascii=False).encode())
             return

@@ -49,6 +49,7 @@ class Cause(StrEnum):
     PREEMPTED = "preempted"
     REFUSED = "refused"
     DEADLINE = "deadline"
+    TOO_SLOW = "too_slow"  # the decode worker cannot keep the time per token that was asked for
     INTERNAL = "internal"
     UNREACHABLE = "unreachable"  # a submit did not get through
     WORKER_DOWN = "worker_down"  # the scheduler says so
@@ -125,6 +126,7 @@ class InFlight:
         self._eos: frozenset[int] = frozenset() if job.sampling.ignore_eos else frozenset(eos_token_ids)
         self._patience = patience
         self._attempt: _Attempt | None = None
+        self._begun_at = 0.0
         tail = len(job.prompt_ids) % block_tokens
         self._chain = BlockChain.resumed(job.root, block_tokens, job.keys, job.prompt_ids[len(job.prompt_ids) - tail :])
         self._chained = 0
@@ -143,6 +145,13 @@ class InFlight:
         wait_s = self._patience.stall_s + PREDICTIONS_WAITED * max(0.0, plan.terms.ttft_s)
         self.failure = None
         self._attempt = _Attempt(plan.attempt, plan, now, wait_s, answered=len(self.tokens))
+        self._begun_at = now
+
+    @property
+    def first_token_after_plan_s(self) -> float | None:
+        """Seconds from the last plan to the answer's first token; None where that came before or not at all."""
+        first = self.timing.first_token_at
+        return None if first is None or first < self._begun_at else first - self._begun_at
 
     def fail(self, attempt: int, failure: Failure) -> None:
         """The attempt is over, if it is the open one: nothing it sends counts any more."""
@@ -270,7 +279,7 @@ class InFlight:
         if attempt.prefill_over and worker_id != attempt.plan.decode_worker:
             self.dropped += 1  # decode has all that it needs; what the prefill side failed at afterwards does not matter
             return
-        nobody = cause in (FailureCause.DEADLINE, FailureCause.PREEMPTED)
+        nobody = cause in (FailureCause.DEADLINE, FailureCause.PREEMPTED, FailureCause.TOO_SLOW)
         self.fail(attempt.number, Failure(Cause(cause.value), None if nobody else worker_id))
 
     def _silence_borne(self, attempt: _Attempt) -> float:

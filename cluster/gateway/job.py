@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
 
+from cluster.gateway.service_wish import ServiceWish
 from engine.sampling.params import SamplingParams
 from kv_pool.keys import BlockKey, CacheRoot
 
@@ -42,3 +43,4 @@ class Job:
     stop: tuple[str, ...]
     arrived: float
     deadline: float
+    wish: ServiceWish = field(default_factory=ServiceWish)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from cluster.gateway.inflight import InFlight, Timing
 
 TTFT_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+ERROR_BUCKETS: Final = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 TBT_BUCKETS_S: Final = (0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0)
 REQUEST_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PHASE_BUCKETS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)
@@ -35,6 +36,18 @@ class GatewayMetrics:
             buckets=TTFT_BUCKETS_S,
             registry=registry,
         )
+        self.ttft_predicted = Histogram(
+            name("ttft_predicted_seconds"),
+            "What the scheduler predicted, plan to first token.",
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.ttft_error = Histogram(
+            name("ttft_prediction_error_ratio"),
+            "Predicted less actual time from plan to first token, over the actual; absolute.",
+            buckets=ERROR_BUCKETS,
+            registry=registry,
+        )
         self.tbt = Histogram(
             name("tbt_seconds"),
             "Between two tokens of an answer, as they reach the gateway.",
@@ -56,6 +69,11 @@ class GatewayMetrics:
             name("events_dropped"), "Worker events that belong to no open attempt (late, repeated or strange).", registry=registry
         )
         self.workers_down = Counter(name("workers_down"), "Notices that a worker is gone.", registry=registry)
+
+    def predicted(self, predicted_s: float, actual_s: float) -> None:
+        """A plan's first token came."""
+        self.ttft_predicted.observe(predicted_s)
+        self.ttft_error.observe(abs(predicted_s - actual_s) / max(actual_s, 1e-3))
 
     def answered(self, flight: InFlight) -> None:
         """Account for one sub-request that is over, however it ended."""

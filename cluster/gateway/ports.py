@@ -49,8 +49,11 @@ class ClusterPorts(PoolPorts, Protocol):
         """The attempt is over for the gateway: its blocks may go back. Unknown attempts are ignored."""
         ...
 
-    async def finished(self, request_id: str, attempt: int) -> None:
-        """Tell the scheduler that the attempt no longer occupies its pair, however it ended."""
+    async def finished(
+        self, request_id: str, attempt: int, ttft_s: float | None = None, output_tokens: int | None = None
+    ) -> None:
+        """Tell the scheduler that the attempt no longer occupies its pair, however it ended: seconds from its plan to the first
+        token (None: there was none), and the tokens of the whole answer if it is complete."""
         ...
 
     async def report_failure(self, worker_id: str, request_id: str) -> None:

@@ -44,8 +44,10 @@ class RayPorts:
     async def abort(self, worker_id: str, request_id: str, attempt: int) -> None:
         await self._call(worker_id, "abort", request_id, attempt)
 
-    async def finished(self, request_id: str, attempt: int) -> None:
-        await self._call(self._scheduler, "finished", request_id, attempt)
+    async def finished(
+        self, request_id: str, attempt: int, ttft_s: float | None = None, output_tokens: int | None = None
+    ) -> None:
+        await self._call(self._scheduler, "finished", request_id, attempt, ttft_s, output_tokens)
 
     async def report_failure(self, worker_id: str, request_id: str) -> None:
         await self._call(self._scheduler, "report_failure", worker_id, request_id)

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cluster.gateway.answer import AnswerText
@@ -23,6 +23,7 @@ from cluster.gateway.openai.responses import ChatShape, CompletionShape, Envelop
 from cluster.gateway.pool_admin import PoolAdmin
 from cluster.gateway.ports import ClusterPorts, PortError
 from cluster.gateway.prompts import Codec, Prompt, PromptReader, answer_length
+from cluster.gateway.service_wish import ServiceWish
 from cluster.gateway.settings import GatewaySettings
 from engine.serving.addresses import TokenSink
 from kv_pool.keys import CacheRoot, cache_root
@@ -71,6 +72,7 @@ class Call:
     arrived: float
     details: bool
     hold: Callable[[int], None]
+    wish: ServiceWish = field(default_factory=ServiceWish)
 
 
 class GatewayService:
@@ -180,6 +182,7 @@ class GatewayService:
                 request.stops(),
                 call.arrived,
                 deadline,
+                call.wish,
             )
             for prompt, length in zip(prompts, lengths, strict=True)
             for sampling in choices

@@ -1,5 +1,5 @@
-"""One node's accelerators, as one: either a prefill piece runs on them or a run of decode steps. Prefill goes first, as in engines that
-serve both from one pool of workers; where a worker has the node to itself, nobody ever waits."""
+"""One node's accelerators, as one: either a prefill piece runs on them or a run of decode steps. Prefill goes first, as in
+engines that serve both from one pool of workers; where a worker has the node to itself, nobody ever waits."""
 
 from __future__ import annotations
 

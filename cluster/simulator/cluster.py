@@ -69,8 +69,8 @@ PROGRESS_EVERY: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class SimulationSettings:
-    """``prefill`` and ``decode`` workers, each with a pool node of its own; with ``scheduler.colocated`` ``prefill`` nodes that do both.
-    Blocks are the trace's."""
+    """``prefill`` and ``decode`` workers, each with a pool node of its own; with ``scheduler.colocated`` ``prefill`` nodes that
+    do both. Blocks are the trace's."""
 
     profile: Profile
     prefill: int
@@ -106,8 +106,8 @@ def first_guesses(settings: SchedulerSettings, profile: Profile) -> SchedulerSet
 def simulate(
     trace: Trace, settings: SimulationSettings, *, progress: Callable[[int, float], None] | None = None
 ) -> RunResult:  # fmt: skip
-    """Replay ``trace``. ``progress`` is told the number of ended requests and the simulated time now and then. Equal arguments give
-    equal results."""
+    """Replay ``trace``. ``progress`` is told the number of ended requests and the simulated time now and then. Equal arguments
+    give equal results."""
     return Simulation(trace, settings).run(progress)
 
 
@@ -139,7 +139,7 @@ class Simulation:
         return self.state.route(request, self.kernel.now)
 
     def tell(self, event: RequestEnded | WorkerFailed) -> None:
-        self.kernel.after(self.world.profile.latency_s, self._tell, event)
+        self.kernel.after(self.world.profile.latency_s, self._told, event)
 
     # --- running --------------------------------------------------------------------------------------------------------
 
@@ -226,6 +226,9 @@ class Simulation:
         self._next_arrival(self._arrived)
 
     # --- the scheduler's shell ------------------------------------------------------------------------------------------
+
+    def _told(self, event: Event) -> None:
+        self._tell(event)
 
     def _tell(self, event: Event) -> list[Action]:
         actions = self.state.handle(event, self.kernel.now)

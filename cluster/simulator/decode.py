@@ -1,10 +1,9 @@
 """A simulated decode worker: the live worker's state machine, with a profile in place of a model.
 
-Decoding is not simulated step by step. Between two changes of the batch all steps are alike but for the context, which grows by one
-token a sequence: a *run* of ``k`` steps takes ``k·s + k·(k - 1)/2 · g`` seconds (``s`` the first step, ``g`` what one more token in
-every sequence adds). A run is planned up to the next end or block border; whoever wants to join waits for the end of the step that
-is under way, and the run is cut there.
-"""
+Decoding is not simulated step by step. Between two changes of the batch all steps are alike but for the context, which grows by
+one token a sequence: a *run* of ``k`` steps takes ``k·s + k·(k - 1)/2 · g`` seconds (``s`` the first step, ``g`` what one more
+token in every sequence adds). A run is planned up to the next end or block border; whoever wants to join waits for the end of the
+step that is under way, and the run is cut there."""
 
 from __future__ import annotations
 

@@ -39,7 +39,9 @@ class Fault:
     amount: float = 4.0
 
 
-def random_faults(seed: int, workers: tuple[str, ...], nodes: tuple[str, ...], duration_s: float, count: int) -> tuple[Fault, ...]:
+def random_faults(
+    seed: int, workers: tuple[str, ...], nodes: tuple[str, ...], duration_s: float, count: int
+) -> tuple[Fault, ...]:
     """``count`` faults, repeatably."""
     draw = random.Random(seed)  # noqa: S311 - a seed is the point
     faults: list[Fault] = []

@@ -72,7 +72,7 @@ class Network:
         for flow in port.flows:
             flow.settle(self._kernel.now)
         port.bytes_per_s = bytes_per_s
-        self._rate({flow: None for flow in port.flows})
+        self._rate(dict.fromkeys(port.flows))
 
     def _enter(self, flow: Flow, generation: int) -> None:
         if flow._generation != generation:

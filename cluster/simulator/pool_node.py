@@ -1,9 +1,8 @@
 """One simulated pool node: the live node's own code for what is kept where, with a simulated drive under it.
 
-What stays, what goes and what moves to the SSD is decided by :class:`~kv_pool.node.blocks.Blocks`, the configured eviction policy,
-:class:`~kv_pool.node.demotion.Demotion` and the SSD log, exactly as in a live node; events are numbered as it numbers them. Not run
-here are the node's doors (client protocol, tickets, credits): their time is the profile's latency.
-"""
+What stays, what goes and what moves to the SSD is decided by :class:`~kv_pool.node.blocks.Blocks`, the configured eviction
+policy, :class:`~kv_pool.node.demotion.Demotion` and the SSD log, exactly as in a live node; events are numbered as it numbers
+them. Not run here are the node's doors (client protocol, tickets, credits): their time is the profile's latency."""
 
 from __future__ import annotations
 

@@ -345,8 +345,7 @@ class PrefillWorker:
             handoff.first_token_at = now
         compute_s = prompt.compute_s + seconds
         own, ssd, remote = self._tiers.get(prompt.id, (0, 0, 0))
-        figures = PrefillFigures(
-            prompt.load_started - prompt.arrived, self._load_s.pop(prompt.id, 0.0), compute_s, own * size, ssd * size, remote * size
-        )  # fmt: skip
+        queue_s, load_s = prompt.load_started - prompt.arrived, self._load_s.pop(prompt.id, 0.0)
+        figures = PrefillFigures(queue_s, load_s, compute_s, own * size, ssd * size, remote * size)
         self._finished.append((*prompt.id, prompt.total - prompt.cached, prompt.cached, compute_s))
         self._gateway.first_token(prompt.id, figures)

@@ -1,4 +1,5 @@
-"""What hardware and model really cost, in the simulated world. The scheduler is never told: it learns from reports, as in life."""
+"""What hardware and model really cost, in the simulated world. The scheduler is never told: it learns from reports, as in
+life."""
 
 from __future__ import annotations
 

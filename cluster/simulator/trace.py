@@ -1,5 +1,6 @@
-"""Recorded traffic in Mooncake's form: one JSON object a line, ``timestamp`` (ms), ``input_length``, ``output_length`` (tokens) and
-``hash_ids`` (one id for each block of the prompt, the last of which may be partial); optionally ``class``, ``session``, ``turn``.
+"""Recorded traffic in Mooncake's form: one JSON object a line, ``timestamp`` (ms), ``input_length``, ``output_length`` (tokens)
+and ``hash_ids`` (one id for each block of the prompt, the last of which may be partial); optionally ``class``, ``session``,
+``turn``.
 
 A file is read and checked whole before anything is done with it. What is wrong is named by line and field.
 """
@@ -12,7 +13,7 @@ import lzma
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -74,12 +75,12 @@ def key_of(block_id: int) -> BlockKey:
 def read_trace(
     path: Path, *, block_tokens: int = 512, tick_s: float | None = None, speed: float = 1.0, limit: int | None = None
 ) -> Trace:
-    """Read ``path`` (``.jsonl``, ``.jsonl.xz``). Requests of one tick are spread evenly over ``tick_s``; None: over :data:`TICK_S` if
-    all times are on such ticks. ``limit``: only so many requests. Raises TraceError, OSError."""
+    """Read ``path`` (``.jsonl``, ``.jsonl.xz``). Requests of one tick are spread evenly over ``tick_s``; None: over
+    :data:`TICK_S` if all times are on such ticks. ``limit``: only so many requests. Raises TraceError, OSError."""
     requests = [_request(place, index, row, block_tokens) for index, (place, row) in enumerate(_rows(path, limit))]
     if not requests:
         raise TraceError(f"{path.name}: there is no request in it")
-    for before, request in zip(requests, requests[1:], strict=False):
+    for before, request in pairwise(requests):
         if request.arrived_s < before.arrived_s:
             raise TraceError(f"{path.name}:{request.index + 1}: timestamp: before that of the line above; sort the trace by time")
     if tick_s is None:
@@ -91,8 +92,8 @@ def read_trace(
 
 
 def _rows(path: Path, limit: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    opened = lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
-    with cast(io.BufferedReader, opened) as lines:
+    with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as opened:
+        lines = cast(io.BufferedReader, opened)
         number = 0
         while limit is None or number < limit:
             try:

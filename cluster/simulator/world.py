@@ -19,8 +19,8 @@ RequestId = tuple[str, int]
 
 @dataclass(slots=True, eq=False)
 class Handoff:
-    """The blocks of one attempt on their way from prefill to decode: how many are published at the prefill worker's node, and whether
-    the tail and the first token are. ``changed`` is the decode side's, None while nobody waits."""
+    """The blocks of one attempt on their way from prefill to decode: how many are published at the prefill worker's node, and
+    whether the tail and the first token are. ``changed`` is the decode side's, None while nobody waits."""
 
     keys: tuple[BlockKey, ...]
     node: PoolNode
@@ -56,8 +56,8 @@ class PrefillFigures:
 
 @dataclass(slots=True)
 class Gaps:
-    """Seconds between the tokens of one answer: values, each with how often it came. ``handoff_s``: from the first token to joining
-    the batch."""
+    """Seconds between the tokens of one answer: values, each with how often it came. ``handoff_s``: from the first token to
+    joining the batch."""
 
     values: list[float] = field(default_factory=list[float])
     counts: list[int] = field(default_factory=list[int])

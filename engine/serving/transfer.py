@@ -39,7 +39,9 @@ from kv_pool.keys import BlockKey
 log = logging.getLogger(__name__)
 
 ORDERS_MAX: Final = 4096
-TIER_NAMES: Final = {Tier.DRAM: "dram", Tier.SSD: "ssd", Tier.REMOTE_DRAM: "remote", Tier.REMOTE_SSD: "remote"}
+TIER_NAMES: Final = {
+    Tier.DRAM: "dram", Tier.SSD: "ssd", Tier.REMOTE_DRAM: "remote_dram", Tier.REMOTE_SSD: "remote_ssd",
+}  # fmt: skip
 CONNECT_TIMEOUT_S: Final = 2.0
 RECONNECT_PERIOD_S: Final = 0.5
 KEEPALIVE_PERIOD_S: Final = 1.0
@@ -96,7 +98,7 @@ class CancelOrder:
 
 @dataclass(frozen=True, slots=True)
 class BlockLoaded:
-    """Block ``position`` of a load is verified and in place. ``tier`` is ``dram``, ``ssd`` or ``remote``."""
+    """Block ``position`` of a load is verified and in place. ``tier`` is one of ``TIER_NAMES``."""
 
     order: int
     position: int

@@ -27,7 +27,14 @@ FREE, RESERVED, COMMITTED, QUARANTINED = map(int, SlotState)
 STATES = len(SlotState)
 _ALLOWED = bytes(
     (before, after)
-    in {(FREE, RESERVED), (RESERVED, COMMITTED), (RESERVED, FREE), (RESERVED, QUARANTINED), (COMMITTED, FREE), (QUARANTINED, FREE)}
+    in {
+        (FREE, RESERVED),
+        (RESERVED, COMMITTED),
+        (RESERVED, FREE),
+        (RESERVED, QUARANTINED),
+        (COMMITTED, FREE),
+        (QUARANTINED, FREE),
+    }
     for before in range(STATES)
     for after in range(STATES)
 )

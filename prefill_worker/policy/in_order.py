@@ -1,4 +1,5 @@
-"""Which prompt goes next at a worker: by :func:`~prefill_worker.task.precedence`, with what is left in the worker's own seconds."""
+"""Which prompt goes next at a worker: by :func:`~prefill_worker.task.precedence`, with what is left in the worker's own
+seconds."""
 
 from __future__ import annotations
 

@@ -151,6 +151,7 @@ class FakeCluster:
     notify_down: Callable[[str], Any] = lambda worker: None
     running: dict[tuple[str, str, int], asyncio.Task[None]] = field(default_factory=dict)
     occupied: set[tuple[str, int]] = field(default_factory=set)
+    truths: list[tuple[str, float | None, int | None]] = field(default_factory=list)
     routed: list[RouteRequest] = field(default_factory=list)
     tasks: list[PrefillTask | DecodeTask] = field(default_factory=list)
     aborted: list[tuple[str, str, int]] = field(default_factory=list)
@@ -189,8 +190,11 @@ class FakeCluster:
         if running is not None:
             running.cancel()
 
-    async def finished(self, request_id: str, attempt: int) -> None:
+    async def finished(
+        self, request_id: str, attempt: int, ttft_s: float | None = None, output_tokens: int | None = None
+    ) -> None:
         self.occupied.discard((request_id, attempt))
+        self.truths.append((request_id, ttft_s, output_tokens))
 
     async def report_failure(self, worker_id: str, request_id: str) -> None:
         self.reported.append(worker_id)

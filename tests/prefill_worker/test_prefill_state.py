@@ -12,16 +12,16 @@ from engine.sampling.params import SamplingParams
 from engine.serving.addresses import TokenSink
 from engine.serving.token_stream import FailureCause
 from kv_pool.keys import BlockKey
-from prefill_worker.policy.shortest_remaining import AGING_TOKENS_PER_S, shortest_remaining
+from prefill_worker.policy.in_order import FIRST_GUESS_S, InOrder
 from prefill_worker.state import Admit, CancelLoad, Fail, HandOver, Load, Phase, PrefillState, Publish, Release
-from prefill_worker.task import PrefillTask
+from prefill_worker.task import HEAD_START_MAX_S, PATIENCE, PRIORITY_S, PrefillTask, precedence
 
 BLOCK, CHUNK = 4, 16
 
 
 def make_state(**changes: int) -> PrefillState:
     limits = {"block_tokens": BLOCK, "chunk_tokens": CHUNK, "waiting_max": 4, "running_max": 2} | changes
-    return PrefillState(choose=shortest_remaining, **limits)
+    return PrefillState(order=InOrder("shortest"), **limits)
 
 
 def make_task(name: str = "a", tokens: int = 40, **changes: object) -> PrefillTask:
@@ -147,10 +147,59 @@ def test_short_prompts_overtake_long_ones_but_not_for_ever():
         state.load_ended(load.prompt, 0, at)
         prompts[name] = load.prompt
     assert state.next_piece().prompt is prompts["short"]
-    (late,) = admit(state, make_task("late", 40), now=2000 / AGING_TOKENS_PER_S)
+    much_later = PATIENCE * 2000 * FIRST_GUESS_S
+    (late,) = admit(state, make_task("late", 40), now=much_later)
     state.aborted(("short", 0))
-    state.load_ended(late.prompt, 0, 2000 / AGING_TOKENS_PER_S)
+    state.load_ended(late.prompt, 0, much_later)
     assert state.next_piece().prompt is prompts["long"]
+
+
+def test_first_come_first_served_is_an_order_too():
+    state = PrefillState(order=InOrder("fcfs"), block_tokens=BLOCK, chunk_tokens=CHUNK, waiting_max=4, running_max=3)
+    for name, tokens, at in (("long", 2000, 0.0), ("short", 40, 1.0)):
+        (load,) = admit(state, make_task(name, tokens), now=at)
+        state.load_ended(load.prompt, 0, at)
+    assert state.next_piece().prompt.task.request_id == "long"
+
+
+def test_a_higher_priority_goes_first_whatever_its_length_but_only_for_so_long():
+    state = make_state(running_max=3)
+    (load,) = admit(state, make_task("short", 40), now=0.0)
+    state.load_ended(load.prompt, 0, 0.0)
+    soon = PRIORITY_S / 4
+    (load,) = admit(state, make_task("urgent", 400, priority=1), now=soon)
+    state.load_ended(load.prompt, 0, soon)
+    assert state.next_piece().prompt.task.request_id == "urgent"
+    state.aborted(("urgent", 0))
+    (load,) = admit(state, make_task("too-late", 400, priority=1), now=2 * PRIORITY_S)
+    state.load_ended(load.prompt, 0, 2 * PRIORITY_S)
+    assert state.next_piece().prompt.task.request_id == "short"
+
+
+@given(st.sampled_from(["fcfs", "shortest"]), st.floats(0, 1e6), st.floats(0, 1e4), st.integers(-1000, 1000))
+def test_nothing_starves(order: str, arrived: float, work: float, priority: int):
+    """Whatever comes later than the head start and the patience that a prompt's work asks for goes behind it."""
+    late = arrived + PATIENCE * work + 2 * HEAD_START_MAX_S + 1.0
+    assert precedence(order, arrived, work, priority) < precedence(order, late, 0.0, 1000)
+
+
+def test_the_order_learns_how_long_a_token_takes():
+    """At 10 ms a token the long prompt is 20 s of work, so that even what comes 30 s later goes first."""
+    state = make_state(running_max=3)
+    for _ in range(40):
+        state.order.observe(100, 1.0)
+    for name, tokens, at in (("long", 2000, 0.0), ("short", 40, 30.0)):
+        (load,) = admit(state, make_task(name, tokens), now=at)
+        state.load_ended(load.prompt, 0, at)
+    assert state.next_piece().prompt.task.request_id == "short"
+
+
+def test_no_more_blocks_are_loaded_than_the_plan_says():
+    (admitted,) = make_state().submitted(make_task(tokens=40, load_max_blocks=3), 0.0)
+    state = make_state()
+    (load,) = admit(state, make_task(tokens=40, load_max_blocks=3), now=0.0)
+    assert (load.first, load.last) == (0, 3)
+    assert isinstance(admitted, Admit)
 
 
 @settings(max_examples=60, deadline=None)

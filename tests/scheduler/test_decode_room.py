@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decode_worker.task import DecodeLoad
-from scheduler.decode_room import DecodeRoom
+from scheduler.decode_room import Charge, DecodeRoom
 
 
 @pytest.mark.parametrize(("running", "room"), [(3, True), (4, False), (6, False)])
@@ -18,9 +18,9 @@ def test_a_worker_whose_batch_is_full_has_no_room_however_many_blocks_are_free(r
 def test_what_was_given_since_the_report_counts_too():
     decode = DecodeRoom()
     decode.report(DecodeLoad(0, 0, 1000, 1000, 0.0, batch_max=2), now=1.0)
-    decode.assign(("a", 0), 2, 2, now=1.1)
+    decode.assign(("a", 0), Charge(2.0, 9.0, 100, 2, 2, 1.1))
     assert decode.blocks > 0
-    decode.assign(("b", 0), 2, 2, now=1.2)
+    decode.assign(("b", 0), Charge(2.0, 9.0, 100, 2, 2, 1.2))
     assert decode.blocks <= 0
     decode.end(("a", 0))
     assert decode.blocks > 0

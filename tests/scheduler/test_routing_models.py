@@ -1,4 +1,4 @@
-"""The two learned numbers behind a routing decision: prefill speed and link speed."""
+"""The learned numbers behind a routing decision: speeds of prefill, links and loads, and who is busy sending."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.routing.links import LINKS_MAX, SPEED_MAX, SPEED_MIN, LinkSpeeds
+from scheduler.routing.links import SOURCES_MAX, SPEED_MAX, SPEED_MIN, LinkSpeeds
+from scheduler.routing.load_speed import PER_BYTE_MAX, PER_BYTE_MIN, LoadSpeeds
 from scheduler.routing.prefill_speed import SURPRISE_MAX, PrefillSpeed
+from scheduler.routing.senders import WAIT_MAX_S, Senders
 
 TOKENS_PER_S = 400.0
 
@@ -80,22 +82,58 @@ def test_predictions_stay_positive_finite_and_growing(reports: list[tuple[int, i
 def test_links_start_from_the_guess_and_are_learned_each_for_itself() -> None:
     links = LinkSpeeds(1e9)
     for _ in range(40):
-        links.observe("n0", "n1", 10_000_000, 0.1)
-    assert links.bytes_per_s("n0", "n1") == pytest.approx(1e8, rel=0.05)
-    assert links.bytes_per_s("n1", "n0") == 1e9
-    links.forget("n1")
-    assert links.bytes_per_s("n0", "n1") == 1e9
+        links.observe(0, 1, 10_000_000, 0.1)
+    assert links.from_slot(0, 3).tolist() == [1e9, pytest.approx(1e8, rel=0.05), 1e9]
+    assert links.from_slot(1, 3).tolist() == [1e9, 1e9, 1e9]
+    assert links.out(2).tolist() == [pytest.approx(1e8, rel=0.05), 1e9]
+    links.forget(1)
+    assert links.from_slot(0, 3)[1] == 1e9
+    links.forget(0)
+    assert links.out(1)[0] == 1e9
 
 
 def test_links_ignore_what_tells_nothing_and_stay_within_bounds() -> None:
     links = LinkSpeeds(1e9)
     for size, seconds in [(10, 5.0), (1_000_000, 0.0), (1_000_000, math.inf), (1_000_000, math.nan)]:
-        links.observe("n0", "n1", size, seconds)
-    assert links.bytes_per_s("n0", "n1") == 1e9
-    links.observe("n0", "n1", 100_000, 1e12)
-    links.observe("n2", "n1", 10**18, 1e-9)
-    assert links.bytes_per_s("n0", "n1") == SPEED_MIN
-    assert 1e9 <= links.bytes_per_s("n2", "n1") <= SPEED_MAX
-    for i in range(LINKS_MAX + 10):
-        links.observe(f"s{i}", "t", 1_000_000, 1.0)
-    assert links.bytes_per_s(f"s{LINKS_MAX + 9}", "t") == 1e9
+        links.observe(0, 1, size, seconds)
+    links.observe(-1, 1, 1_000_000, 1.0)
+    links.observe(0, -1, 1_000_000, 1.0)
+    assert links.from_slot(0, 2)[1] == 1e9
+    links.observe(0, 1, 100_000, 1e12)
+    links.observe(2, 1, 10**18, 1e-9)
+    assert links.from_slot(0, 2)[1] == SPEED_MIN
+    assert 1e9 <= links.from_slot(2, 2)[1] <= SPEED_MAX
+    for source in range(SOURCES_MAX + 10):
+        links.observe(source, 0, 1_000_000, 1.0)
+    assert links.from_slot(SOURCES_MAX + 9, 1)[0] == 1e9
+
+
+def test_senders_are_busy_until_what_was_asked_of_them_is_sent() -> None:
+    senders = Senders()
+    senders.sends(2, 3.0, now=10.0)
+    senders.sends(2, 2.0, now=11.0)
+    assert senders.wait_s(11.0, 4).tolist() == [0.0, 0.0, 4.0, 0.0]
+    assert senders.wait_s(20.0, 4).tolist() == [0.0] * 4
+    senders.sends(100, 1e9, now=20.0)
+    assert senders.wait_s(20.0, 101)[100] == WAIT_MAX_S
+    senders.forget(100)
+    assert senders.wait_s(20.0, 101)[100] == 0.0
+
+
+def test_load_speeds_are_learned_by_medium_from_loads_that_mix_them() -> None:
+    truth, draw = (1 / 3e9, 1 / 5e8, 1 / 2e9, 1 / 4e8), random.Random(3)
+    speeds = LoadSpeeds()
+    for _ in range(2000):
+        sizes = [draw.choice([0, 10**7, 10**8]) for _ in range(4)]
+        seconds = sum(size * each for size, each in zip(sizes, truth, strict=True))
+        speeds.observe(*sizes, seconds * draw.uniform(0.9, 1.1))
+    assert speeds.per_byte == pytest.approx(truth, rel=0.15)
+
+
+@given(st.lists(st.tuples(*[st.integers(-1, 10**12)] * 4, st.floats(-1, 1e9)), max_size=40))
+def test_load_speeds_stay_positive_and_finite(loads: list[tuple[int, int, int, int, float]]) -> None:
+    speeds = LoadSpeeds()
+    for load in loads:
+        speeds.observe(*load)
+    assert all(PER_BYTE_MIN <= each <= PER_BYTE_MAX for each in speeds.per_byte)
+    assert speeds.seconds(10**9, 0, 0, 0) > 0

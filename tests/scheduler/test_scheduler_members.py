@@ -88,7 +88,7 @@ def test_one_that_speaks_again_hears_the_fence_and_gets_work_once_it_obeys() -> 
 
 
 def test_one_that_came_back_is_ramped_up() -> None:
-    scene = small_cluster(SchedulerSettings(ttft_max_s=1e6))
+    scene = small_cluster(SchedulerSettings(classes=("default=ttft 1000h",)))
     scene.silent.add("p0")
     scene.beat(8)
     scene.silent.clear()

@@ -12,6 +12,8 @@ from prefill_worker.task import PrefillLoad
 from scheduler.messages import Tick
 from scheduler.plan import SchedulerSettings
 
+OTHER = keys_of("other", 16)
+
 
 def test_the_second_turn_goes_where_the_first_is_cached() -> None:
     scene = small_cluster(SchedulerSettings(link_bytes_per_s=1e4), nodes=2)
@@ -71,7 +73,7 @@ def test_a_burst_within_one_heartbeat_spreads_by_our_own_estimates() -> None:
 def test_the_queue_drains_with_the_clock_and_follows_the_report() -> None:
     scene = small_cluster(prefill=1)
     estimate = scene.plan("r1", DOC).terms.compute_s
-    assert scene.plan("r2", DOC).terms.queue_s == pytest.approx(estimate)
+    assert scene.plan("r2", OTHER).terms.queue_s == pytest.approx(estimate)
     queue = scene.state.fleet.prefill["p0"].queue
     scene.now += 1.0
     assert queue.seconds(scene.now) == pytest.approx(2 * estimate - 1.0)
@@ -116,16 +118,17 @@ def test_links_are_learned_from_the_nodes_and_forgotten_with_them() -> None:
     report = scene.nodes["n0"].report()
     pulls = (("n1", 100_000_000, 10.0),) * 40
     scene.state.handle(replace(report, load=replace(report.load, pulls=pulls)), scene.now)
-    assert scene.state.links.bytes_per_s("n1", "n0") == pytest.approx(1e7, rel=0.1)
+    here, there = scene.state.index.slot_of("n0"), scene.state.index.slot_of("n1")
+    assert scene.state.fleet.links.from_slot(there, 2)[here] == pytest.approx(1e7, rel=0.1)
     scene.silent.add("n1")
     scene.beat(8)
-    assert scene.state.links.bytes_per_s("n1", "n0") == scene.state.settings.link_bytes_per_s
+    assert scene.state.fleet.links.from_slot(there, 2)[here] == scene.state.settings.link_bytes_per_s
 
 
 def test_a_given_up_request_takes_its_estimate_along() -> None:
     scene = small_cluster(prefill=1)
     first = scene.plan("r1", DOC)
-    scene.plan("r2", DOC)
+    scene.plan("r2", OTHER)
     scene.ended("r1")
     assert scene.state.fleet.prefill["p0"].queue.seconds(scene.now) == pytest.approx(first.terms.compute_s)
     scene.ended("r2")
@@ -154,15 +157,15 @@ def test_reports_correct_the_speed() -> None:
 
 
 def test_a_request_that_would_wait_too_long_is_turned_away_before_any_work() -> None:
-    scene = small_cluster(SchedulerSettings(ttft_max_s=4.0), prefill=1)
+    scene = small_cluster(SchedulerSettings(classes=("default=ttft 4s",)), prefill=1)
     scene.plan("r1", DOC)
-    rejection = scene.reject("r2", DOC)
+    rejection = scene.reject("r2", OTHER)
     assert rejection.reason == "overloaded"
     assert 1.0 <= rejection.retry_after_s < 4.0
     assert len(scene.state.assignments) == 1
     scene.now += rejection.retry_after_s + 0.01
     scene.state.handle(Tick(), scene.now)
-    scene.plan("r2", DOC)
+    scene.plan("r2", OTHER)
 
 
 def test_decode_room_is_promised_once() -> None:

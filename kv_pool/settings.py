@@ -71,7 +71,16 @@ class PoolSettings(BaseModel):
         int, Field(ge=1, le=256, description="Blocks on the way from one other node at a time (credit window).")
     ] = 8
     waiting_acquires_max: Annotated[int, Field(ge=1, description="Acquires that may wait at a node.")] = 1024
-    eviction: Annotated[Literal["lru", "s3fifo"], Field(description="Which blocks leave DRAM first.")] = "lru"
+    eviction: Annotated[Literal["lru", "lfu", "s3fifo", "sieve", "gdsf"], Field(description="Which blocks leave DRAM first.")] = (
+        "lru"
+    )
+    pulled_copy: Annotated[
+        Literal["goes_first", "stays"],
+        Field(
+            description="A block that another node has pulled goes first where DRAM is short, so that the nodes together hold"
+            " more; or stays as long as any other."
+        ),
+    ] = "goes_first"
     retention: Annotated[
         tuple[str, ...],
         Field(

@@ -148,6 +148,9 @@ class Piece:
 class QueueOrder(Protocol):
     """Who goes first (``policy/``): to be admitted, and to compute the next piece."""
 
+    piece_s: float
+    """Mean time of recent pieces, 0 before the first."""
+
     def key(self, prompt: Prompt) -> tuple[float, float, RequestId]:
         """Sorts prompts; the first is the one to go."""
         ...

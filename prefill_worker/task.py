@@ -13,7 +13,7 @@ from engine.sampling.params import SamplingParams
 from engine.serving.addresses import BlockSource, TokenSink
 from kv_pool.keys import BlockKey
 
-PATIENCE: Final = 2.0
+PATIENCE: Final = 5.0
 """Seconds of waiting that one second of work is worth."""
 PRIORITY_S: Final = 10.0
 """Head start of one level of priority."""
@@ -98,6 +98,8 @@ class PrefillLoad:
     queued_tokens: int
     finished: tuple[tuple[str, int, int, int, float], ...] = ()
     loads: tuple[tuple[int, int, int, int, float], ...] = ()
+    piece_s: float = 0.0
+    """Mean time of recent pieces (0: none yet): what is under way is not interrupted for what is shorter."""
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -106,10 +108,12 @@ class PrefillLoad:
             "queued_tokens": self.queued_tokens,
             "finished": [list(f) for f in self.finished],
             "loads": [list(entry) for entry in self.loads],
+            "piece_s": self.piece_s,
         }
 
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> PrefillLoad:
         finished = tuple((str(f[0]), int(f[1]), int(f[2]), int(f[3]), float(f[4])) for f in data["finished"])
         loads = tuple((int(e[0]), int(e[1]), int(e[2]), int(e[3]), float(e[4])) for e in data.get("loads", ()))
-        return cls(int(data["waiting"]), int(data["running"]), int(data["queued_tokens"]), finished, loads)
+        piece_s = float(data.get("piece_s", 0.0))
+        return cls(int(data["waiting"]), int(data["running"]), int(data["queued_tokens"]), finished, loads, piece_s)

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgpack
@@ -126,7 +126,7 @@ class PrefillWorker:
             self._finished.clear()
             self._loads.clear()
             load = self._load
-        return PrefillLoad(load.waiting, load.running, load.queued_tokens, finished, loads).to_wire()
+        return replace(load, finished=finished, loads=loads).to_wire()
 
     def submit_allowed(self) -> bool:
         """A quick look for the caller's refusal; the state decides again when the task arrives."""
@@ -305,4 +305,5 @@ class PrefillWorker:
     def _update_report(self) -> None:
         running = len(self.state.prompts) - self.state.waiting
         with self._report_lock:
-            self._load = PrefillLoad(self.state.waiting, running, self.state.queued_tokens)
+            piece_s = self.state.order.piece_s
+            self._load = PrefillLoad(self.state.waiting, running, self.state.queued_tokens, piece_s=piece_s)

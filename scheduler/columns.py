@@ -110,7 +110,7 @@ class Columns(Generic[W]):
 
 class PrefillColumns(Columns[PrefillWorker]):
     _FLOATS = (
-        "left_s", "as_of", "open_s", "per_token", "per_token_position", "dram_s_per_byte", "ssd_s_per_byte",
+        "left_s", "as_of", "open_s", "per_token", "per_token_position", "dram_s_per_byte", "ssd_s_per_byte", "piece_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class PrefillColumns(Columns[PrefillWorker]):
     def view(self, now: float, able: Bools) -> PrefillView:
         at, size = self._column, len(self.ids)
         queue_s = np.maximum(0.0, at["left_s"][:size] - (now - at["as_of"][:size]))
-        work = OpenWork(self._precedence[:size], self._seconds[:size], at["open_s"][:size] - queue_s)
+        work = OpenWork(self._precedence[:size], self._seconds[:size], at["open_s"][:size] - queue_s, at["piece_s"][:size])
         return PrefillView(
             self.ids, at["node"][:size], able, queue_s, at["per_token"][:size], at["per_token_position"][:size],
             at["dram_s_per_byte"][:size], at["ssd_s_per_byte"][:size], work,
@@ -130,6 +130,7 @@ class PrefillColumns(Columns[PrefillWorker]):
     def _fill(self, row: int, worker: PrefillWorker) -> None:
         at, queue = self._column, worker.queue
         at["left_s"][row], at["as_of"][row], at["open_s"][row] = queue.left_s, queue.as_of, queue.open_s
+        at["piece_s"][row] = queue.piece_s
         at["per_token"][row], at["per_token_position"][row] = queue.speed.per_token, queue.speed.per_token_position
         at["dram_s_per_byte"][row], at["ssd_s_per_byte"][row] = worker.loads.per_byte[:2]
         count = len(queue.open)

@@ -23,6 +23,7 @@ from scheduler.plan import SchedulerSettings
 from scheduler.prefill_queue import PrefillQueue
 from scheduler.promises import Promises
 from scheduler.routing.links import LinkSpeeds
+from scheduler.routing.load_speed import LoadSpeeds
 from scheduler.routing.senders import Senders
 from scheduler.routing.view import Bools, DecodeView, PrefillView
 
@@ -195,7 +196,9 @@ class Fleet:
         identity = report.worker_id, report.incarnation, now
         match report.load:
             case PrefillLoad():
-                worker = PrefillWorker(*identity, queue=PrefillQueue(self._settings.prefill_tokens_per_s))
+                settings = self._settings
+                loads = LoadSpeeds(settings.dram_bytes_per_s, settings.ssd_bytes_per_s, settings.link_bytes_per_s)
+                worker = PrefillWorker(*identity, queue=PrefillQueue(settings.prefill_tokens_per_s), loads=loads)
             case DecodeLoad():
                 worker = DecodeWorker(*identity)
         worker.actor, worker.fence = report.actor, report.fence

@@ -51,11 +51,29 @@ class SchedulerSettings(BaseModel):
     link_bytes_per_s: Annotated[
         float, Field(gt=0, description="First guess of the speed at which one node pulls blocks from another.")
     ] = 1.0e9
+    dram_bytes_per_s: Annotated[
+        float, Field(gt=0, description="First guess of the speed at which a worker loads blocks from its own node's DRAM.")
+    ] = 4.0e9
+    ssd_bytes_per_s: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="First guess of the speed at which a worker loads blocks from its own node's SSD. One that is much too"
+            " low is never corrected, since then nothing is loaded from there.",
+        ),
+    ] = 1.0e9
     policy: Annotated[
         Literal["random", "round_robin", "least_loaded", "local_cache_aware", "mooncake", "ours"],
         Field(description="How a request gets its workers; all but 'ours' are there to compare with."),
     ] = "ours"
     seed: Annotated[int, Field(ge=0, description="Of the policy 'random'.")] = 0
+    journal: Annotated[
+        str,
+        Field(
+            description="File in which the scheduler keeps all that it is told and decides, for `moonpool simulate --journal`."
+            " Empty: none."
+        ),
+    ] = ""
     balancing_threshold: Annotated[
         float, Field(ge=1, description="Policy 'mooncake': best over own match above which the prefix is pulled.")
     ] = 2.0

@@ -43,6 +43,8 @@ class PrefillQueue:
         self.left_s = 0.0
         self.as_of = 0.0
         """``left_s`` of work were left at ``as_of``."""
+        self.piece_s = 0.0
+        """Of one piece, as reported: what is under way is not interrupted."""
 
     def seconds(self, now: float) -> float:
         """Predicted seconds until the worker has done all that it was given."""
@@ -66,6 +68,7 @@ class PrefillQueue:
         """Learn from the finished ones (which the caller has ended), then set the queue to what the report allows."""
         for _, _, tokens, past, seconds in load.finished:
             self.speed.observe(tokens, past, seconds)
+        self.piece_s = load.piece_s
         in_transit = [work.seconds for work in self.open.values() if work.assigned > now - IN_TRANSIT_S]
         reported_s = self.speed.seconds(load.queued_tokens) + sum(in_transit)
         self.open_s = sum(work.seconds for work in self.open.values())

@@ -53,7 +53,7 @@ def _report(report: dict[str, Any]) -> WorkerReport | NodeReport:
             return NodeReport(who, incarnation, _node_load(load))
         case "prefill":
             parsed = PrefillLoad.from_wire(load)
-            _check("load", parsed.waiting, parsed.running, parsed.queued_tokens)
+            _check("load", parsed.waiting, parsed.running, parsed.queued_tokens, parsed.piece_s)
             for _, attempt, tokens, past, seconds in parsed.finished:
                 _check("finished", attempt, tokens, past, seconds)
             for entry in parsed.loads:

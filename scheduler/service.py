@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, cast
 
 import msgpack
@@ -25,7 +26,9 @@ import zmq
 from kv_pool.events.codec import BATCH_BYTES_MAX, MalformedEventError, decode_batch
 from kv_pool.transport.curve import CurveKeys, address_of, connect
 from prefill_worker.task import Order
+from scheduler.journal_file import JournalFile
 from scheduler.messages import (
+    Action,
     BlocksChanged,
     Event,
     FetchSnapshot,
@@ -70,6 +73,7 @@ class SchedulerService:
         order: Order = "shortest",
     ) -> None:
         self._state = SchedulerState(settings, order=order)
+        self._journal = JournalFile(Path(settings.journal), settings, order) if settings.journal else None
         self._clock = clock
         self._keys = keys
         self._lock = threading.Lock()
@@ -96,6 +100,8 @@ class SchedulerService:
         self._events.setsockopt(zmq.RCVHWM, EVENTS_WAITING_MAX)
         self._events.setsockopt(zmq.MAXMSGSIZE, BATCH_BYTES_MAX)
         self._events.setsockopt(zmq.SUBSCRIBE, b"kv@")
+        if self._journal is not None:
+            self._journal.start()
         self._snapshots.start()
         self._thread.start()
 
@@ -107,19 +113,24 @@ class SchedulerService:
             self._close()
             return
         self._thread.join(JOIN_TIMEOUT_S)
+        if self._journal is not None:
+            self._journal.stop()
         if self._thread.is_alive():
             log.error("scheduler: the I/O thread did not end in %g s", JOIN_TIMEOUT_S)
 
     def route(self, request: RouteRequest) -> Plan | Rejection:
         with self._lock:
-            answer = self._state.route(request, self._clock())
+            now = self._clock()
+            answer = self._state.route(request, now)
+            if self._journal is not None:
+                self._journal.note(now, request, answer)
         if isinstance(answer, Plan):
             terms = answer.terms
             log.info(
                 "plan %s/%d: %s -> %s, %d blocks from %s; queue %.4f load %.4f compute %.4f handoff %.4f s",
                 answer.request_id, answer.attempt, answer.prefill_worker, answer.decode_worker, answer.cached_blocks,
                 answer.prefill_source.node_id if answer.prefill_source else "its node",
-                terms.queue_s, terms.load_s, terms.compute_s, terms.handoff_s,
+                terms.queue_s, terms.load_s - terms.overlap_s, terms.compute_s, terms.handoff_s,
             )  # fmt: skip
         else:
             log.info("no plan %s/%d: %s (%s)", answer.request_id, answer.attempt, answer.reason, answer.detail)
@@ -138,9 +149,16 @@ class SchedulerService:
             return self._state.view(self._clock()) | {"malformed": dict(self._malformed)}
 
     def _tell(self, event: RequestEnded | WorkerFailed) -> None:
-        with self._lock:
-            actions = self._state.handle(event, self._clock())
+        actions = self._decide(event)
         assert not actions, "callers' events cause no actions: they could not be carried out here"
+
+    def _decide(self, event: Event) -> list[Action]:
+        with self._lock:
+            now = self._clock()
+            actions = self._state.handle(event, now)
+            if self._journal is not None:
+                self._journal.note(now, event, actions)
+        return actions
 
     # --- the I/O thread -------------------------------------------------------------------------------------------------
 
@@ -194,8 +212,7 @@ class SchedulerService:
             self._handle(BlocksChanged(batch))
 
     def _handle(self, event: Event, reply_to: bytes | None = None) -> None:
-        with self._lock:
-            actions = self._state.handle(event, self._clock())
+        actions = self._decide(event)
         for action in actions:
             match action:
                 case Reply():

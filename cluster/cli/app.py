@@ -13,6 +13,7 @@ from cluster.cli.options import configured
 from cluster.cli.pool import pool
 from cluster.cli.serve import serve
 from cluster.cli.show import config_
+from cluster.cli.simulate import simulate
 
 app = typer.Typer(
     name="moonpool",
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command("serve")(configured(serve))
 app.command("chat")(chat)
+app.command("simulate")(simulate)
 app.command("demo")(configured(demo, defaults=demo_defaults))
 app.command("config")(configured(config_))
 app.add_typer(pool, name="pool")

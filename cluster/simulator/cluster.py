@@ -57,6 +57,8 @@ from scheduler.plan import Plan, Rejection, RouteRequest, SchedulerSettings
 from scheduler.state import SchedulerState
 
 TICK_S: Final = 0.25
+HEARTBEAT_S: Final = 1.0
+"""Of the command's runs: the slower end of what is usual, for speed."""
 WARM_UP_S: Final = 2.0
 """Before the first arrival: members join."""
 SETTLE_S: Final = 10.0
@@ -65,6 +67,13 @@ SNAPSHOT_S: Final = 0.05
 HOT_REFERENCES: Final = 5
 HOT_BLOCKS: Final = 100
 PROGRESS_EVERY: Final = 64
+
+
+def worker_settings(order: str) -> PrefillSettings:
+    """Of prefill workers whose device memory is the only limit to how many prompts they have in hand."""
+    return PrefillSettings.model_validate(
+        {"waiting_max": 1_000_000, "running_max": 64, "load_timeout_s": 30.0, "order": order}
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +88,8 @@ class SimulationSettings:
     ssd_blocks: int = 0
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     pool: PoolSettings = field(default_factory=PoolSettings)
-    prefill_worker: PrefillSettings = field(default_factory=lambda: PrefillSettings(waiting_max=100_000, load_timeout_s=30.0))
-    decode_worker: DecodeSettings = field(default_factory=lambda: DecodeSettings(waiting_max=100_000))
+    prefill_worker: PrefillSettings = field(default_factory=lambda: worker_settings("shortest"))
+    decode_worker: DecodeSettings = field(default_factory=lambda: DecodeSettings(waiting_max=1_000_000))
     seed: int = 0
     sample_s: float = 10.0
     ttft_target_s: float = 30.0
@@ -100,7 +109,13 @@ class _Snapshot:
 def first_guesses(settings: SchedulerSettings, profile: Profile) -> SchedulerSettings:
     """``settings`` with the speeds that an operator of this hardware would write down, within a factor: the rest is learned."""
     speed = 1 / profile.prefill_s_per_token
-    return settings.model_copy(update={"prefill_tokens_per_s": speed, "link_bytes_per_s": profile.nic_bytes_per_s})
+    guesses = {
+        "prefill_tokens_per_s": speed,
+        "link_bytes_per_s": profile.nic_bytes_per_s,
+        "dram_bytes_per_s": profile.device_copy_bytes_per_s,
+        "ssd_bytes_per_s": profile.ssd_read_bytes_per_s,
+    }
+    return settings.model_copy(update=guesses)
 
 
 def simulate(

@@ -253,6 +253,7 @@ class DecodeWorker:
         first = pull.arrived
         self.node.pulls.append((pull.handoff.node.id, size, now - started))
         self.node.store(keys[first : first + count], keys[first - 1] if first else None)
+        pull.handoff.node.pulled(keys[first : first + count], self.node)
         pull.arrived += count
         self.state.loaded(pull.sequence, now)
         self._advance(pull)

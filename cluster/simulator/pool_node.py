@@ -151,6 +151,14 @@ class PoolNode:
         self._demote()
         return stored
 
+    def pulled(self, keys: Sequence[BlockKey], by: PoolNode) -> None:
+        """``by`` has pulled ``keys`` and, as far as it has room, kept them."""
+        if self._pool.pulled_copy == "goes_first":
+            for key in keys:
+                block = self.blocks.get(key)
+                if block is not None and by.has_dram(key):
+                    self.blocks.yields(block)
+
     def read(self, keys: Sequence[BlockKey]) -> None:
         """``keys`` have just been read from the SSD."""
         for key in keys:

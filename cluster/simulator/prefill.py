@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -85,6 +85,7 @@ class PrefillWorker:
         self._tiers: dict[RequestId, tuple[int, int, int]] = {}
         self._piece: Piece | None = None
         self._aborts: list[RequestId] = []
+        self._after_piece: list[Callable[[], None]] = []
         self._finished: deque[tuple[str, int, int, int, float]] = deque(maxlen=REPORTED_MAX)
         self._loads: deque[tuple[int, int, int, int, float]] = deque(maxlen=REPORTED_MAX)
 
@@ -107,7 +108,8 @@ class PrefillWorker:
     def report(self) -> PrefillLoad:
         state = self.state
         load = PrefillLoad(
-            state.waiting, len(state.prompts) - state.waiting, state.queued_tokens, tuple(self._finished), tuple(self._loads)
+            state.waiting, len(state.prompts) - state.waiting, state.queued_tokens, tuple(self._finished), tuple(self._loads),
+            state.order.piece_s,
         )  # fmt: skip
         self._finished.clear()
         self._loads.clear()
@@ -229,6 +231,8 @@ class PrefillWorker:
                 node.pulls.append((loading.source.id, pulled, loading.remote_done_at - loading.started))
         if len(loading.own) < loading.total:  # what came from the SSD or another node stays here: that is how replicas come to be
             node.store(keys, prompt.task.keys[loading.first - 1] if loading.first else None)
+            if loading.source is not None:
+                loading.source.pulled([block.key for block in loading.remote], node)
         self._release(loading)
         seconds = now - loading.started
         self._load_s[prompt.id] = seconds
@@ -292,6 +296,9 @@ class PrefillWorker:
     def _published(self, state: PrefillState, prompt: Prompt, first: int, last: int) -> None:
         if state is not self.state:
             return
+        if self._piece is not None and self._piece.prompt is prompt:
+            self._after_piece.append(partial(self._published, state, prompt, first, last))  # a forward is not interrupted
+            return
         keys = prompt.task.keys
         stored = self.node.store(keys[first:last], keys[first - 1] if first else None)
         handoff = self._world.handoffs.get(prompt.id)
@@ -335,8 +342,12 @@ class PrefillWorker:
         for request in self._aborts:
             actions += state.aborted(request)
         self._aborts.clear()
-        self._accelerator.free()
+        waited, self._after_piece = self._after_piece, []
         self._do(actions)
+        for call in waited:
+            call()
+        self._accelerator.free()
+        self._compute()
 
     def _first_token(self, prompt: Prompt, seconds: float) -> None:
         now, size = self._world.kernel.now, self._world.block_tokens

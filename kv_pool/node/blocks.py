@@ -14,12 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from kv_pool.events.types import DRAM, BlockRemoved, BlockStored
 from kv_pool.keys import BlockKey
 from kv_pool.node.slots import Slots
 from kv_pool.node.stimuli import Action, Publish, SetEpoch
 from kv_pool.policy.eviction import EvictionPolicy
+
+ELSEWHERE_S: Final = 1e9
+"""So much older a block counts that is elsewhere too: than any other, and still in the order of use among its like."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +49,11 @@ class Block:
     @property
     def private(self) -> bool:
         return self.expires is not None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another node has pulled it since it was used last (:meth:`Blocks.yields`)."""
+        return self.last_used < -ELSEWHERE_S / 2
 
 
 class Blocks:
@@ -155,6 +164,13 @@ class Blocks:
             self.lingering += 1
             return actions
         return actions + self._free(block)
+
+    def yields(self, block: Block) -> None:
+        """Another node has it too: where room is needed, this copy goes before all that is nowhere else, until it is used again.
+        So the nodes' DRAM together holds more different blocks."""
+        if not block.private and not block.removed and not block.elsewhere:
+            block.last_used -= ELSEWHERE_S
+            self._reconsider(block.key)
 
     # --- leases and pins ----------------------------------------------------------------------------------------------------
 

@@ -138,9 +138,9 @@ class Demotion:
         """One step with a victim; None where no more can be done now."""
         assert self._log is not None
         wall = self._clock.at(now)
-        portion = self._portion(victim, wall) if self.up else None
+        portion = None if victim.elsewhere or not self.up else self._portion(victim, wall)
         if portion is None:
-            # It is on the SSD already, or there is no SSD to move it to and the node is to be emptied.
+            # It is on the SSD already, or at another node, or there is no SSD to move it to and the node is to be emptied.
             return self._blocks.evict(victim)
         if not portion:  # all of its chain that is missing is under way
             self._blocks.spare(victim)

@@ -79,6 +79,7 @@ class Readers:
                 continue
             if release.consume and block.private and not block.removed:
                 actions += self._blocks.remove(block)
+            self._pulled(client, lease)
             actions += self._end_lease(client, lease)
         for ticket_id in list(client.starved):
             actions += self._advance(self.tickets[ticket_id], now)
@@ -386,6 +387,11 @@ class Readers:
         client.on_the_way.discard(number)
         self.leases -= 1
         return self._blocks.unlease(client.leases.pop(number))
+
+    def _pulled(self, client: Client, number: int) -> None:
+        """The other node has the block now."""
+        if number in client.on_the_way and self._settings.pulled_copy == "goes_first":
+            self._blocks.yields(client.leases[number])
 
     # --- for tests ------------------------------------------------------------------------------------------------------------
 

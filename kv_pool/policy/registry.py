@@ -6,10 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from kv_pool.policy.eviction import EvictionPolicy
+from kv_pool.policy.gdsf import GreedyDualSizeFrequency
+from kv_pool.policy.lfu import LeastFrequentlyUsed
 from kv_pool.policy.lru import LeastRecentlyUsed
 from kv_pool.policy.s3fifo import S3Fifo
+from kv_pool.policy.sieve import Sieve
 
-EVICTION_POLICIES: Final[Mapping[str, Callable[[], EvictionPolicy]]] = {"lru": LeastRecentlyUsed, "s3fifo": S3Fifo}
+EVICTION_POLICIES: Final[Mapping[str, Callable[[], EvictionPolicy]]] = {
+    "lru": LeastRecentlyUsed,
+    "lfu": LeastFrequentlyUsed,
+    "s3fifo": S3Fifo,
+    "sieve": Sieve,
+    "gdsf": GreedyDualSizeFrequency,
+}
 
 
 def make_eviction_policy(name: str) -> EvictionPolicy:

@@ -20,6 +20,7 @@ class InOrder:
     def __init__(self, order: Order) -> None:
         self._order: Order = order
         self._seconds_per_token = FIRST_GUESS_S
+        self.piece_s = 0.0
 
     def key(self, prompt: Prompt) -> tuple[float, float, tuple[str, int]]:
         """Sorts prompts; the first is the one to go."""
@@ -30,3 +31,4 @@ class InOrder:
         """A piece of ``tokens`` tokens took ``seconds``."""
         if tokens > 0 and 0.0 < seconds < float("inf"):
             self._seconds_per_token += WEIGHT * (seconds / tokens - self._seconds_per_token)
+            self.piece_s += (WEIGHT if self.piece_s else 1.0) * (seconds - self.piece_s)

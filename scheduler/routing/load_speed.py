@@ -16,17 +16,16 @@ SAMPLE_BYTES_MIN: Final = 64 * 1024
 """Smaller loads measure latency, not the medium."""
 SURPRISE_MAX: Final = 8.0
 PER_BYTE_MIN, PER_BYTE_MAX = 1e-12, 1e-4
-FIRST_GUESS: Final = (1 / 4e9, 1 / 1e9, 1 / 1e9, 1 / 7e8)
-"""Seconds per byte: a copy within a machine, an NVMe drive, a 10 Gbit/s link, and both."""
 
 
 class LoadSpeeds:
-    """``per_byte``: seconds per byte from (DRAM, SSD, remote DRAM, remote SSD)."""
+    """``per_byte``: seconds per byte from (DRAM, SSD, remote DRAM, remote SSD). The arguments are first guesses, bytes per
+    second: of a copy within a machine, of its drive, and of a link between two."""
 
     __slots__ = ("observed", "per_byte")
 
-    def __init__(self, per_byte: tuple[float, float, float, float] = FIRST_GUESS) -> None:
-        self.per_byte = per_byte
+    def __init__(self, dram: float = 4e9, ssd: float = 1e9, link: float = 1e9) -> None:
+        self.per_byte: tuple[float, float, float, float] = (1 / dram, 1 / ssd, 1 / link, 1 / link + 1 / ssd)
         self.observed = 0
 
     def seconds(self, dram: float, ssd: float, remote_dram: float, remote_ssd: float) -> float:

@@ -120,14 +120,16 @@ def soonest_source(need: Need, view: View) -> int:
 
 
 def waits(need: Need, view: View, compute_s: Floats) -> tuple[Floats, Ints]:
-    """For a request that computes ``compute_s`` at each prefill worker: seconds of open work that goes before it there, and how
-    many open requests it goes before."""
+    """For a request that computes ``compute_s`` at each prefill worker: seconds that it waits for the work that goes before it
+    there, and how many open requests it goes before."""
     work = view.prefill.work
     mine = precedence(view.order, view.now, compute_s, need.priority)
     before = work.precedence <= np.reshape(mine, (-1, 1))
     ahead = (work.seconds * before).sum(axis=1) - work.done_s
     behind = np.isfinite(work.precedence).sum(axis=1) - before.sum(axis=1)
-    return np.clip(ahead, 0.0, view.prefill.queue_s), behind
+    # Of the piece that is under way half is left on the average, whoever it belongs to.
+    wait_s = np.minimum(np.maximum(ahead, 0.0) + 0.5 * work.piece_s, view.prefill.queue_s)
+    return wait_s, behind
 
 
 def handoffs(need: Need, view: View) -> Floats:

@@ -39,11 +39,13 @@ class Need:
 @dataclass(frozen=True, slots=True)
 class OpenWork:
     """The requests open at each prefill worker, [workers, places]: their precedence (smaller goes first; an empty place has
-    infinity) and their predicted seconds. ``done_s``: seconds of each row's work that are done already, in front."""
+    infinity) and their predicted seconds. ``done_s``: seconds of each row's work that are done already, in front.
+    ``piece_s``: of one piece there, which is not interrupted."""
 
     precedence: Floats
     seconds: Floats
     done_s: Floats
+    piece_s: Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ def view(
             np.array([p.per_position for p in prefill]),
             np.full(len(prefill), 1 / 4e9),
             np.full(len(prefill), ssd_s_per_byte),
-            OpenWork(precedence, seconds, np.zeros(len(prefill))),
+            OpenWork(precedence, seconds, np.zeros(len(prefill)), np.zeros(len(prefill))),
         ),
         DecodeView(
             [d.id for d in decode],

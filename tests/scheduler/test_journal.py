@@ -1,0 +1,154 @@
+"""A scheduler's journal gives back what went in, and a replay gives the same plans, byte for byte."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+
+import msgpack
+import pytest
+from scheduler_scene import Scene, keys_of, small_cluster
+from test_scheduler_random import random_step
+
+from cluster.simulator.replay import JournalError, replay_journal
+from scheduler.journal import Row, head, pack, read_journal, row
+from scheduler.journal_file import JournalFile
+from scheduler.messages import RequestEnded, Tick
+from scheduler.plan import RouteRequest, SchedulerSettings
+from scheduler.state import SchedulerState
+
+
+class Recorded:
+    """Stands in a scene's place for its state, and notes all that goes through."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._state = state
+        self.rows = [head(state.settings, "shortest")]
+
+    def handle(self, event, now):  # type: ignore[no-untyped-def]
+        actions = self._state.handle(event, now)
+        self.rows.append(row(now, event, actions))
+        return actions
+
+    def route(self, request, now):  # type: ignore[no-untyped-def]
+        answer = self._state.route(request, now)
+        self.rows.append(row(now, request, answer))
+        return answer
+
+    def __getattr__(self, name: str):  # type: ignore[no-untyped-def]
+        return getattr(self._state, name)
+
+
+def recorded_run(seed: int, settings: SchedulerSettings) -> bytes:
+    """Everything that can happen, on a small cluster."""
+    scene = small_cluster(nodes=2, prefill=2, decode=2)
+    scene.state = Recorded(SchedulerState(settings))  # type: ignore[assignment]
+    for worker in scene.workers.values():
+        worker.fence = 0
+    scene.beat(3)
+    scene.store("n0", keys_of("doc", 8))
+    draw = random.Random(seed)
+    for step in range(60):
+        random_step(scene, draw, step)
+    return b"".join(scene.state.rows)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("policy", ["ours", "mooncake", "random", "round_robin", "least_loaded", "local_cache_aware"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_replay_gives_the_same_plans_byte_for_byte(policy: str, seed: int, tmp_path: Path):
+    journal = tmp_path / "journal"
+    journal.write_bytes(recorded_run(seed, SchedulerSettings(policy=policy, seed=seed)))  # type: ignore[arg-type]
+    report = replay_journal(journal)
+    assert report.equal, report
+    assert report.plans > 5
+    assert report.rows > 100
+
+
+def test_the_first_difference_is_named(tmp_path: Path):
+    journal = tmp_path / "journal"
+    data = recorded_run(1, SchedulerSettings())
+    rows = list(msgpack.Unpacker(io.BytesIO(data), strict_map_key=False))
+    changed = next(i for i, each in enumerate(rows) if i and b"queue_s" in each[2])
+    rows[changed][2] = rows[changed][2].replace(b"queue_s", b"queue_x")
+    journal.write_bytes(b"".join(msgpack.packb(each) for each in rows))
+    report = replay_journal(journal)
+    assert not report.equal
+    assert report.first_difference == changed + 1
+    assert report.recorded != report.replayed
+
+
+def test_rows_come_back_as_they_were():
+    scene = Scene()
+    node = scene.node("n0")
+    batch = node.stored(keys_of("doc", 3))
+    from scheduler.messages import BlocksChanged, SnapshotArrived
+
+    given = [
+        node.report(),
+        scene.prefill("p0").report(),
+        scene.decode("d0").report(),
+        BlocksChanged(batch),
+        RequestEnded("r", 1, 0.25, 40),
+        Tick(),
+        RouteRequest("r", 0, keys_of("doc", 2), 130, 10, avoid=("p1",), request_class="chat", slo_ttft_s=1.5),
+    ]
+    data = head(SchedulerSettings(), "fcfs") + b"".join(row(1.5, each, []) for each in given)
+    settings, order, rows = read_journal(io.BytesIO(data))
+    assert (settings, order) == (SchedulerSettings(), "fcfs")
+    assert list(rows) == [Row(1.5, each, pack([])) for each in given]
+    snapshot = row(2.0, SnapshotArrived(node.snapshot()), [])
+    (kept,) = list(read_journal(io.BytesIO(head(SchedulerSettings(), "fcfs") + snapshot))[2])
+    assert kept.input.snapshot.sequence == node.sequence  # type: ignore[union-attr]
+    assert set(kept.input.snapshot.keys_by_medium["dram"]) == set(keys_of("doc", 3))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"nonsense", msgpack.packb(["something else", 1, {}, "fcfs"]), msgpack.packb([1, 2])]
+)
+def test_what_is_no_journal_is_refused(data: bytes, tmp_path: Path):
+    journal = tmp_path / "journal"
+    journal.write_bytes(data)
+    with pytest.raises(JournalError):
+        replay_journal(journal)
+
+
+@pytest.mark.parametrize("damaged", [[1.0, msgpack.packb({"Popen": {"args": "id"}}), 5], [1.0, b"\xc1", b""], [1.0], "x"])
+def test_a_damaged_row_is_named_and_nothing_strange_is_made_of_it(damaged: object, tmp_path: Path):
+    journal = tmp_path / "journal"
+    journal.write_bytes(head(SchedulerSettings(), "shortest") + msgpack.packb(damaged))
+    with pytest.raises(JournalError, match="row 2"):
+        replay_journal(journal)
+
+
+def test_a_last_row_that_was_cut_is_left_out(tmp_path: Path):
+    journal = tmp_path / "journal"
+    data = recorded_run(2, SchedulerSettings())
+    journal.write_bytes(data[:-3])
+    assert replay_journal(journal).equal
+
+
+def test_the_file_is_the_owners_alone_and_ends_at_its_size(tmp_path: Path):
+    path = tmp_path / "journal"
+    settings = SchedulerSettings()
+    journal = JournalFile(path, settings, "shortest", bytes_max=2000)
+    journal.start()
+    for i in range(1000):
+        journal.note(float(i), Tick(), [])
+    journal.stop()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert 2000 <= path.stat().st_size < 4000
+    assert journal.ended
+    state = SchedulerState(settings)
+    with path.open("rb") as stream:
+        assert all(state.handle(each.input, each.now) == [] for each in read_journal(stream)[2])  # type: ignore[arg-type]
+
+
+def test_nothing_is_kept_after_the_end(tmp_path: Path):
+    path = tmp_path / "journal"
+    journal = JournalFile(path, SchedulerSettings(), "shortest")
+    journal.start()
+    journal.stop()
+    size = path.stat().st_size
+    journal.note(1.0, Tick(), [])
+    assert path.stat().st_size == size

@@ -22,6 +22,9 @@ SURPRISE_MAX: Final = 8.0
 """One step counts as at most this many times slower or faster than predicted: a paused machine is not a slow model."""
 
 
+STEP_MIN_S: Final = 1e-9
+
+
 class StepTime:
     """``first_guess_s`` is what a step takes before any was measured, whatever its batch."""
 
@@ -52,7 +55,7 @@ class StepTime:
 
     def observe(self, sequences: int, context_tokens: int, seconds: float) -> None:
         """A step took ``seconds``. What cannot be is ignored."""
-        if sequences <= 0 or context_tokens < 0 or not 0.0 < seconds < float("inf"):
+        if sequences <= 0 or context_tokens < 0 or not STEP_MIN_S <= seconds < float("inf"):
             return
         expected = self.seconds(sequences, context_tokens)
         if self.observed:

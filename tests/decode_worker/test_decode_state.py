@@ -57,6 +57,38 @@ def running(state: DecodeState, task: DecodeTask, first: int = 50, now: float = 
     return sequence
 
 
+def test_a_sequence_that_would_be_too_slow_is_turned_away_when_it_would_join():
+    state = make_state()
+    for limit, step_s, refused in ((None, 9.0, False), (0.1, 0.1, False), (0.1, 0.11, True)):
+        sequence = loading(state, make_task(f"{limit}{step_s}", tpot_max_s=limit))
+        assert state.load_ended(sequence, True, "") == []
+        actions = state.joined(sequence, 50, 0.0, step_s)
+        assert [a.cause for a in actions if isinstance(a, Fail)] == ([FailureCause.TOO_SLOW] if refused else [])
+        assert (sequence.id in state.sequences) != refused
+        assert (Release(sequence) in actions) == refused
+
+
+@given(st.integers(1, 40), st.integers(1, 60), st.booleans(), st.lists(st.integers(0, 9), max_size=12))
+def test_many_tokens_at_once_are_the_same_as_one_by_one(prompt: int, answer: int, write_back: bool, cuts: list[int]):
+    task = make_task(tokens=prompt, max_new_tokens=answer + 1, write_back=write_back)
+    one, many = make_state(total_blocks=1000), make_state(total_blocks=1000)
+    single, bulk = running(one, task), running(many, task)
+    singly = [action for token in range(answer) for action in one.drew(single, token)]
+    at_once: list[object] = []
+    left = list(range(answer))
+    for count in [*cuts, answer]:
+        taken, left = left[:count], left[count:]
+        at_once += many.drew_many(bulk, taken)
+
+    def shown(actions: list[object]) -> list[object]:
+        return [a.block if isinstance(a, WriteBack) else type(a).__name__ for a in actions]
+
+    assert shown(at_once) == shown(singly)
+    assert bulk.drawn == single.drawn
+    assert not one.sequences
+    assert not many.sequences
+
+
 def test_admission_asks_for_the_prompt_and_one_token_and_room_to_grow():
     state = make_state()
     (admit,) = state.submitted(make_task(tokens=8, max_new_tokens=40), 0.0)

@@ -291,7 +291,7 @@ class FakeCluster:
             return False
         key = (task.request_id, task.attempt)
         match fault.kind:
-            case "handoff" | "preempted" | "internal" | "deadline":
+            case "handoff" | "preempted" | "internal" | "deadline" | "too_slow":
                 self._send(worker_id, Failed(*key, FailureCause(fault.kind)))
             case "down":
                 self.notify_down(worker_id)

@@ -239,3 +239,50 @@ async def test_details_on_request():
         assert detail["cached_tokens"] == {"device": 8, "dram": 0, "ssd": 0, "remote": 0}
         assert detail["prefill_s"] == 0.003
         assert detail["ttft_s"] > 0
+
+
+async def test_the_service_that_is_asked_for_travels_to_the_scheduler():
+    headers = {"x-request-class": "gold", "x-slo-ttft-ms": "1500", "x-slo-tpot-ms": "80.5"}
+    async with served() as gateway, client_of(gateway.url) as client:
+        await client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=4, extra_headers=headers)
+        await client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=4)
+        asked, plain = gateway.cluster.routed
+        assert (asked.request_class, asked.slo_ttft_s, asked.slo_tpot_s, asked.admitted) == ("gold", 1.5, 0.0805, False)
+        assert (plain.request_class, plain.slo_ttft_s, plain.slo_tpot_s) == ("", None, None)
+        await until(lambda: len(gateway.cluster.truths) == 2)
+        (_, ttft_s, tokens), _ = gateway.cluster.truths
+        assert ttft_s > 0
+        assert tokens == 4
+        metrics = (await httpx.AsyncClient().get(f"{gateway.url}/metrics")).text
+    assert "moonpool_gateway_ttft_predicted_seconds_count 2.0" in metrics
+    assert "moonpool_gateway_ttft_prediction_error_ratio_count 2.0" in metrics
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("x-slo-ttft-ms", "soon"), ("x-slo-ttft-ms", "0"), ("x-slo-ttft-ms", "-5"), ("x-slo-ttft-ms", "nan"),
+        ("x-slo-tpot-ms", "1e3"), ("x-slo-tpot-ms", "99999999"), ("x-slo-tpot-ms", ""), ("x-request-class", "Big Name"),
+        ("x-request-class", "a" * 65),
+    ],
+)  # fmt: skip
+async def test_a_service_that_cannot_be_is_400_and_names_the_header(header: str, value: str):
+    async with served() as gateway, httpx.AsyncClient() as client:
+        body = {"model": "tiny", "messages": QUESTION, "max_tokens": 2}
+        reply = await client.post(f"{gateway.url}/v1/chat/completions", json=body, headers={header: value})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == header
+        assert gateway.cluster.routed == []
+
+
+async def test_a_decode_worker_that_is_too_slow_is_429_and_not_tried_elsewhere():
+    from gateway_fakes import Fault
+
+    async with served(FakeCluster(faults=[Fault("too_slow")])) as gateway, httpx.AsyncClient() as client:
+        body = {"model": "tiny", "messages": QUESTION, "max_tokens": 8}
+        reply = await client.post(f"{gateway.url}/v1/chat/completions", json=body)
+        assert reply.status_code == 429
+        assert int(reply.headers["retry-after"]) >= 1
+        assert len(gateway.cluster.routed) == 1
+        assert gateway.cluster.reported == []
+        await until(lambda: not gateway.cluster.occupied)

@@ -31,6 +31,8 @@ class CacheOnlyResult:
     requests: int = 0
     block_references: int = 0
     block_hits: int = 0
+    blocks_present: int = 0
+    """As ``block_hits``, with what lies behind a hole, which no engine could use: what bounds in the literature count."""
     input_tokens: int = 0
     hit_tokens: int = 0
     evictions: int = 0
@@ -38,6 +40,10 @@ class CacheOnlyResult:
     @property
     def block_hit_rate(self) -> float:
         return self.block_hits / self.block_references if self.block_references else 0.0
+
+    @property
+    def present_rate(self) -> float:
+        return self.blocks_present / self.block_references if self.block_references else 0.0
 
     @property
     def token_hit_rate(self) -> float:
@@ -104,7 +110,9 @@ def replay(
         contents = Contents(_policy(policy), capacity)
     result = CacheOnlyResult()
     for request, chain in zip(trace.requests, chains, strict=True):
-        _count(result, request, chain, hits_of(contents, chain), trace.block_tokens)
+        hits = hits_of(contents, chain)
+        _count(result, request, chain, hits, trace.block_tokens)
+        result.blocks_present += hits + sum(key in contents for key in chain[hits + 1 :])
         contents.touch(reversed(chain) if touch == "back_to_front" else chain)
         if progress is not None and request.index % 1024 == 0:
             progress(request.index)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 # Importing them fills the registry; they run in this order. Those that start a cluster stand together.
 # isort: off
-from benchmarks import cluster_latency, idle_and_ready, engine_rates, vllm_rates  # noqa: F401
+from benchmarks import cluster_latency, prediction_rows, idle_and_ready, engine_rates, vllm_rates  # noqa: F401
 from benchmarks import route_rows, sim_rows, index_rows, pool_rows, remote_rows, ssd_rows  # noqa: F401
 
 # isort: on

@@ -87,7 +87,8 @@ def policies() -> Iterator[Row]:
                 ratio = None if before is None else here.mean_ttft_s / before.mean_ttft_s
                 yield Row(
                     f"sim_ttft_{trace}_x{level:g}_{policy}", here.mean_ttft_s, "s",
-                    None if before is None else before.mean_ttft_s, "" if before is None else ORDER[ORDER.index(policy) - 1], ratio,
+                    None if before is None else before.mean_ttft_s,
+                    "" if before is None else ORDER[ORDER.index(policy) - 1], ratio,
                     at_most(0.85) if policy == "ours" else None if ratio is None else at_most(1.0),
                 )  # fmt: skip
                 before = here

@@ -27,6 +27,8 @@ MEDIA_MAX: Final = 4
 MEDIA_FASTEST_FIRST: Final = (DRAM, SSD)
 ONE_BY_ONE_MAX: Final = 48
 """Keys of one change up to which numpy would take longer."""
+SLOTS_ONE_BY_ONE_MAX: Final = 24
+"""Slots of one mask up to which numpy would take longer."""
 MASKS_MIN: Final = 1024
 """Different masks before it is worth looking for those that nothing uses any more."""
 
@@ -306,10 +308,16 @@ class BlockTable:
 
 def _fill(column: list[int], lowest: int, value: int) -> None:
     """Set ``value`` for the slots whose lowest bit is in ``lowest``."""
+    if lowest.bit_count() > SLOTS_ONE_BY_ONE_MAX:
+        size = (lowest.bit_length() + 7) // 8
+        bits = np.unpackbits(np.frombuffer(lowest.to_bytes(size, "little"), np.uint8), bitorder="little")
+        for slot in np.flatnonzero(bits[::MEDIA_MAX]).tolist():
+            column[slot] = value
+        return
     while lowest:
-        bit = lowest & -lowest
-        column[(bit.bit_length() - 1) // MEDIA_MAX] = value
-        lowest ^= bit
+        top = lowest.bit_length() - 1
+        column[top // MEDIA_MAX] = value
+        lowest ^= 1 << top
 
 
 def _different(words: Words) -> Words:

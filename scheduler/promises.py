@@ -30,8 +30,8 @@ class Promises:
     """Who computes which keys, by node slot. At most ``KEYS_MAX`` keys; what comes beyond is not promised."""
 
     def __init__(self) -> None:
-        self._slots_of: dict[BlockKey, dict[int, int]] = {}
-        """Key to the slots that will have it, each with the number of attempts that promised."""
+        self._slots_of: dict[BlockKey, tuple[int, ...]] = {}
+        """Key to the slots that will have it, one for each attempt that promised it."""
         self._open: dict[RequestAttempt, tuple[int, tuple[BlockKey, ...]]] = {}
         self._lapsing: deque[tuple[float, int, tuple[BlockKey, ...]]] = deque()
 
@@ -43,9 +43,10 @@ class Promises:
         if slot < 0 or not keys or len(self._slots_of) + len(keys) > KEYS_MAX:
             return
         self._open[attempt] = slot, keys
-        for key in keys:
-            slots = self._slots_of.setdefault(key, {})
-            slots[slot] = slots.get(slot, 0) + 1
+        here, slots_of = (slot,), self._slots_of
+        again = {key: slots_of[key] + here for key in keys if key in slots_of}
+        slots_of.update(dict.fromkeys(keys, here))
+        slots_of.update(again)
 
     def computed(self, attempt: RequestAttempt, now: float) -> None:
         """The events that name its blocks are on their way."""
@@ -68,8 +69,8 @@ class Promises:
         if not self._slots_of:
             return blocks
         extended = blocks
-        for place, key in enumerate(keys):
-            for slot in self._slots_of.get(key, ()):
+        for place, slots in enumerate(map(self._slots_of.get, keys)):
+            for slot in slots or ():
                 if extended[slot] == place:
                     if extended is blocks:
                         extended = blocks.copy()
@@ -86,10 +87,11 @@ class Promises:
             self._drop(at, keys)
 
     def _drop(self, slot: int, keys: tuple[BlockKey, ...]) -> None:
+        slots_of = self._slots_of
         for key in keys:
-            slots = self._slots_of[key]
-            slots[slot] -= 1
-            if not slots[slot]:
-                del slots[slot]
-                if not slots:
-                    del self._slots_of[key]
+            slots = slots_of[key]
+            if len(slots) == 1:
+                del slots_of[key]
+            else:
+                place = slots.index(slot)
+                slots_of[key] = slots[:place] + slots[place + 1 :]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from scheduler.plan import PlanTerms
@@ -12,11 +10,9 @@ from scheduler.routing.price import Ways
 from scheduler.routing.view import Choice, Floats, Need, View
 
 
-def least(cost: Floats, ids: Sequence[str]) -> int:
-    """The row of the least cost, of several that with the smallest id."""
-    best = int(np.argmin(cost))
-    ties = np.flatnonzero(cost == cost[best])
-    return best if len(ties) == 1 else min((int(row) for row in ties), key=lambda row: ids[row])
+def least(cost: Floats) -> int:
+    """The row of the least cost, of several that which joined first."""
+    return int(np.argmin(cost))
 
 
 def decode_for(need: Need, view: View, prefill: int, cost: Floats, *, colocated: bool = False) -> int:
@@ -26,7 +22,7 @@ def decode_for(need: Need, view: View, prefill: int, cost: Floats, *, colocated:
     total = cost + np.where(here, price.HANDOFF_S, price.handoffs(need, view)[prefill])
     if colocated:
         total = np.where(here, total, np.inf)
-    row = least(total, view.decode.ids)
+    row = least(total)
     return row if np.isfinite(total[row]) else -1
 
 

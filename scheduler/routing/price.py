@@ -110,11 +110,11 @@ def soonest_source(need: Need, view: View) -> int:
     blocks = np.where(view.sources, np.minimum(view.prefixes.blocks, need.reusable_blocks), 0)
     if not blocks.any():
         return -1
-    able = view.prefill.able
-    a, b = float(view.prefill.per_token[able].mean()), float(view.prefill.per_token_position[able].mean())
+    typical = int(np.argmax(view.prefill.able))  # the first that may get work
+    a, b = float(view.prefill.per_token[typical]), float(view.prefill.per_token_position[typical])
     past = blocks * need.block_tokens
     rest = need.tokens - past
-    ssd = np.maximum(0, blocks - view.prefixes.dram_first) * float(view.prefill.ssd_s_per_byte[able].mean())
+    ssd = np.maximum(0, blocks - view.prefixes.dram_first) * float(view.prefill.ssd_s_per_byte[typical])
     cost = rest * (a + b * (rest + 2 * past)) + view.sending_s + need.block_bytes * (blocks / view.links.out(len(blocks)) + ssd)
     return int(np.argmin(np.where(blocks > 0, cost, np.inf)))
 

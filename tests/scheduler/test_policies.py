@@ -36,7 +36,7 @@ def taken(seen: View, choice: Choice | Obstacle) -> tuple[str, str, int, str | N
 
 
 OURS = {
-    "all equal: the smallest ids": (view([P("p1"), P("p0")], [D("d1"), D("d0")]), ("p0", "d0", 0, None)),
+    "all equal: those that joined first": (view([P("p1"), P("p0")], [D("d1"), D("d0")]), ("p1", "d1", 0, None)),
     "the shorter queue": (view([P("p0", queue_s=0.1), P("p1")], [D("d0")]), ("p1", "d0", 0, None)),
     "a cached prefix is worth a queue shorter than its recompute": (
         view([P("p0", "n0", 0.9), P("p1", "n1")], [D("d0", "n0")], {"n0": 16}, link=1e3),
@@ -349,9 +349,3 @@ def test_ours_is_never_dearer_than_the_search_over_all_pairs(
     cost = terms.ttft_s + terms.compute_s * (float(behind[row]) + crowd) + terms.handoff_s + float(pressure)
     assert cost <= expected + 1e-6
     assert waits[row] <= terms.queue_s + 1e-9
-
-
-@given(st.permutations([P("p0"), P("p1", "n1"), P("p2", "n1")]), st.permutations([D("d0"), D("d1"), D("d2", "n1")]))
-def test_the_order_of_the_workers_decides_nothing(prefill: list[P], decode: list[D]) -> None:
-    seen = view(prefill, decode)
-    assert taken(seen, policy("ours").choose(NEED, seen))[:2] == ("p0", "d0")

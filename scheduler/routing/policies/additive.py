@@ -25,7 +25,7 @@ def least_pair(
     steps: Floats = np.where(price.fits(need, view.decode), price.step_with(need, view.decode), np.inf)
     steps = steps + TIE_S * view.decode.sequences
     while True:
-        prefill = least(cost, view.prefill.ids)
+        prefill = least(cost)
         if not np.isfinite(cost[prefill]):
             return Obstacle("decode_full")
         decode = decode_for(need, view, prefill, steps, colocated=colocated)

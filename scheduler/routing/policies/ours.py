@@ -41,7 +41,8 @@ class Ours(Policy):
         found = price.ways(need, view, price.soonest_source(need, view))
         shortest_s = (found.load_s + found.compute_s).min(axis=0)
         wait_s, behind = price.waits(need, view, shortest_s)
-        wait_of_way = np.broadcast_to(wait_s, found.load_s.shape).copy()
+        wait_of_way = np.empty_like(found.load_s)
+        wait_of_way[:] = wait_s
         # Promised blocks are there once all that was given to the worker before is done.
         promised = found.blocks[price.PROMISED] > found.blocks[price.OWN]
         wait_of_way[price.PROMISED] = np.where(promised, prefill.queue_s, wait_s)
@@ -65,12 +66,12 @@ class Ours(Policy):
         near_s = near[prefill.nodes] + price.HANDOFF_S
         far_s = np.full(len(cost), np.inf) if self._colocated else float(pressure.min()) + price.handoffs(need, view)
         total = np.where(prefill.able, cost + np.minimum(near_s, far_s), np.inf)
-        row = least(total, prefill.ids)
+        row = least(total)
         if not np.isfinite(total[row]):
             return Obstacle("decode_full")
         if near_s[row] <= far_s[row]:
             pressure = np.where(decode.nodes == prefill.nodes[row], pressure, np.inf)
-        chosen = choice(need, view, row, least(pressure, decode.ids), int(way[row]), found, float(wait_s[row]), overlap=True)
+        chosen = choice(need, view, row, least(pressure), int(way[row]), found, float(wait_s[row]), overlap=True)
         return self._fill_the_wait(need, view, found, chosen)
 
     @staticmethod

@@ -21,8 +21,11 @@ SCALES: Final = np.array([1.0, 16.0, 32768.0])
 SURPRISE_MAX: Final = 8.0
 """One step counts as at most this many times slower or faster than predicted: a paused machine is not a slow model."""
 
-
 STEP_MIN_S: Final = 1e-9
+STEP_MAX_S: Final = 3600.0
+SEQUENCES_MAX: Final = 1 << 16
+CONTEXT_TOKENS_MAX: Final = 1 << 36
+"""What is beyond these was not measured: it comes from a broken report, and would make the equations singular."""
 
 
 class StepTime:
@@ -55,9 +58,12 @@ class StepTime:
 
     def observe(self, sequences: int, context_tokens: int, seconds: float) -> None:
         """A step took ``seconds``. What cannot be is ignored."""
-        if sequences <= 0 or context_tokens < 0 or not STEP_MIN_S <= seconds < float("inf"):
+        if not (0 < sequences <= SEQUENCES_MAX and 0 <= context_tokens <= CONTEXT_TOKENS_MAX):
             return
-        expected = self.seconds(sequences, context_tokens)
+        if not STEP_MIN_S <= seconds <= STEP_MAX_S:
+            return
+        # Where only the context counts so far, a step without context is expected to take nothing at all.
+        expected = max(STEP_MIN_S, self.seconds(sequences, context_tokens))
         if self.observed:
             seconds = min(max(seconds, expected / SURPRISE_MAX), expected * SURPRISE_MAX)
         x = np.array([1.0, sequences, context_tokens]) / SCALES

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.serving.step_time import StepTime
+from engine.serving.step_time import CONTEXT_TOKENS_MAX, SEQUENCES_MAX, STEP_MAX_S, STEP_MIN_S, StepTime
 
 
 def truth(sequences: int, context: int) -> float:
@@ -54,3 +54,41 @@ def test_never_negative_and_never_shrinking_with_the_batch(steps: list[tuple[int
     base, per_sequence, per_token = step.coefficients
     assert min(base, per_sequence, per_token) >= 0.0
     assert 0.0 <= step.seconds(4, 1000) <= step.seconds(5, 1000) <= step.seconds(5, 2000)
+
+
+def test_a_step_without_context_after_steps_that_only_context_explains():
+    step, draw = StepTime(0.03), random.Random(3)
+    for _ in range(300):
+        sequences = draw.randrange(1, 40)
+        context = sequences * draw.randrange(100, 20_000)
+        step.observe(sequences, context, context * 1e-7)
+    step.observe(1, 0, 0.01)
+    assert step.seconds(1, 0) >= 0.0
+
+
+@pytest.mark.parametrize(
+    ("sequences", "context", "seconds"),
+    [
+        (0, 10, 0.1), (SEQUENCES_MAX + 1, 10, 0.1), (1, -1, 0.1), (1, CONTEXT_TOKENS_MAX + 1, 0.1), (1, 10**30, 0.1),
+        (1, 10, 0.0), (1, 10, -1.0), (1, 10, float("nan")), (1, 10, float("inf")), (1, 10, STEP_MAX_S * 2),
+    ],
+)  # fmt: skip
+def test_what_cannot_have_been_measured_is_not_learned(sequences: int, context: int, seconds: float):
+    step = StepTime(0.03)
+    step.observe(sequences, context, seconds)
+    assert step.observed == 0
+    assert step.seconds(4, 1000) == 0.03
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1, 2, SEQUENCES_MAX]), st.sampled_from([0, 1, CONTEXT_TOKENS_MAX]),
+                  st.sampled_from([STEP_MIN_S, 0.01, STEP_MAX_S])),
+        max_size=80,
+    )
+)  # fmt: skip
+def test_the_bounds_themselves_are_taken(steps: list[tuple[int, int, float]]):
+    step = StepTime(0.0)
+    for each in steps:
+        step.observe(*each)
+    assert all(0.0 <= value < float("inf") for value in step.coefficients)

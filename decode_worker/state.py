@@ -20,6 +20,7 @@ Positions of a running sequence (``bt`` = block_tokens)::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -196,14 +197,15 @@ class DecodeState:
             return []
         return [Fail(sequence, FailureCause.HANDOFF, detail), *self._end(sequence)]
 
-    def joined(self, sequence: Sequence, first_token: int, now: float, step_s: float = 0.0) -> list[Action]:
+    def joined(
+        self, sequence: Sequence, first_token: int, now: float, step_s: float = 0.0, present_s: float = math.inf
+    ) -> list[Action]:  # fmt: skip
         """Prefill drew ``first_token``: the sequence takes part in the next step, unless its answer ends right here. ``step_s``
-        is how long that step is going to take: a sequence that asks for faster ones is turned away, though its prefill was for
-        nothing."""
+        is how long that step is going to take, ``present_s`` how long it would without this sequence (inf: not known, and then
+        nobody in the batch is protected). See :meth:`_too_slow` for who is turned away, though its prefill was for nothing."""
         assert sequence.phase is Phase.LOADING
-        limit = sequence.task.tpot_max_s
-        if limit is not None and step_s > limit:
-            return [Fail(sequence, FailureCause.TOO_SLOW, f"a step takes {step_s:.3f} s"), *self._end(sequence)]
+        if self._too_slow(sequence, step_s, present_s):
+            return [Fail(sequence, FailureCause.TOO_SLOW, f"a step would take {step_s:.3f} s"), *self._end(sequence)]
         sequence.phase = Phase.RUNNING
         sequence.joined = now
         return self._drew(sequence, first_token, report_end=False)
@@ -294,6 +296,17 @@ class DecodeState:
                 whole = self._blocks(sequence.prompt_tokens + left)
                 actions.append(Admit(sequence, blocks, min(GROWTH_BLOCKS, whole - blocks)))
         return actions
+
+    def _too_slow(self, sequence: Sequence, step_s: float, present_s: float) -> bool:
+        """Whether the newcomer may not join: its own limit would be broken, or it would push one that runs over its limit. One
+        that is over its limit already (its context grew) loses nothing by the newcomer's fault and shuts nobody out. An answer
+        that has begun on an earlier attempt was taken, and goes on."""
+        if sequence.task.answered:
+            return False
+        limits = [s.task.tpot_max_s for s in self.sequences.values() if s.phase is Phase.RUNNING]
+        own = sequence.task.tpot_max_s
+        pushed = any(limit is not None and present_s <= limit < step_s for limit in limits)
+        return pushed or (own is not None and step_s > own)
 
     def _drew(self, sequence: Sequence, token: int, *, report_end: bool) -> list[Action]:
         sequence.drawn.append(token)

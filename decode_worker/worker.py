@@ -244,9 +244,10 @@ class DecodeWorker:
         if ok and sequence.phase is Phase.LOADING:
             work.chain.extend((first_token,))
             running = self.state.running
-            context = sum(s.length for s in running) + sequence.length + 1
-            step_s = self._step_time.seconds(len(running) + 1, context)
-            self._do(self.state.joined(sequence, first_token, now, step_s), now)
+            context = sum(s.length for s in running)
+            present_s = self._step_time.seconds(len(running), context)
+            step_s = self._step_time.seconds(len(running) + 1, context + sequence.length + 1)
+            self._do(self.state.joined(sequence, first_token, now, step_s, present_s), now)
 
     def _order_write_back(self, sequence: Sequence, block: int) -> None:
         work = self._work[sequence.id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -66,6 +67,41 @@ def test_a_sequence_that_would_be_too_slow_is_turned_away_when_it_would_join():
         assert [a.cause for a in actions if isinstance(a, Fail)] == ([FailureCause.TOO_SLOW] if refused else [])
         assert (sequence.id in state.sequences) != refused
         assert (Release(sequence) in actions) == refused
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "present_s", "step_s", "refused"),
+    [
+        (None, None, 0.05, 9.0, False),
+        (None, 0.1, 0.05, 0.1, False),
+        (None, 0.1, 0.05, 0.11, True),  # pushes the one that runs over its limit
+        (None, 0.1, 0.10, 0.11, True),
+        (None, 0.1, 0.12, 0.13, False),  # that one is over it already
+        (0.12, 0.1, 0.12, 0.13, True),  # but its own limit counts
+        (0.2, 0.1, 0.05, 0.15, True),  # a patient newcomer does not make the others patient
+        (None, 0.1, math.inf, 0.15, False),  # not known
+    ],
+)
+def test_whose_limit_counts_when_a_sequence_would_join(
+    own: float | None, theirs: float | None, present_s: float, step_s: float, refused: bool
+):
+    state = make_state()
+    there = running(state, make_task("there", tpot_max_s=theirs))
+    newcomer = loading(state, make_task("new", tpot_max_s=own))
+    assert state.load_ended(newcomer, True, "") == []
+    actions = state.joined(newcomer, 50, 0.0, step_s, present_s)
+    assert [a.cause for a in actions if isinstance(a, Fail)] == ([FailureCause.TOO_SLOW] if refused else [])
+    assert (newcomer in state.running) != refused
+    assert there in state.running
+
+
+def test_an_answer_that_has_begun_is_not_turned_away_by_a_later_attempt():
+    state = make_state()
+    running(state, make_task("there", tpot_max_s=0.1))
+    newcomer = loading(state, make_task("again", tpot_max_s=0.1, answered=2))
+    assert state.load_ended(newcomer, True, "") == []
+    assert not [a for a in state.joined(newcomer, 50, 0.0, 0.5, 0.05) if isinstance(a, Fail)]
+    assert newcomer in state.running
 
 
 @given(st.integers(1, 40), st.integers(1, 60), st.booleans(), st.lists(st.integers(0, 9), max_size=12))

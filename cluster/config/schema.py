@@ -14,6 +14,7 @@ from engine.settings import ModelSettings
 from kv_pool.settings import PoolSettings, SsdSettings
 from kv_pool.sizes import parse_size
 from prefill_worker.task import PrefillSettings
+from scheduler.admission.classes import parse_classes
 from scheduler.plan import SchedulerSettings
 
 SIZES: Final = frozenset({"prefill.device_cache", "decode.device_cache", "pool.dram", "ssd.capacity", "ssd.segment", "ssd.batch"})
@@ -57,7 +58,7 @@ class ClusterConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> ClusterConfig:
-        problems = [*self._bad_sizes(), *self._unbounded(), *self._conflicts()]
+        problems = [*self._bad_sizes(), *self._unbounded(), *self._bad_classes(), *self._conflicts()]
         problems = problems or [*self._ssd_conflicts()]
         if problems:
             raise ValueError("\n".join(problems))
@@ -76,6 +77,12 @@ class ClusterConfig(BaseModel):
             for name, value in getattr(self, section):
                 if isinstance(value, float) and not math.isfinite(value):
                     yield f"{section}.{name}: {value} is not a finite number (every wait has a limit)"
+
+    def _bad_classes(self) -> Iterator[str]:
+        try:
+            parse_classes(self.scheduler.classes)
+        except ValueError as error:
+            yield str(error)
 
     def _conflicts(self) -> Iterator[str]:
         model, scheduler, pool = self.model, self.scheduler, self.pool

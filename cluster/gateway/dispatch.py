@@ -227,7 +227,7 @@ class Dispatcher:
         left = flight.job.max_new_tokens - len(flight.tokens)
         wish = flight.job.wish
         request = RouteRequest(
-            flight.job.request_id, attempt, keys, len(token_ids), left, avoid=avoid, request_class=wish.request_class,
+            flight.job.request_id, attempt, keys, len(token_ids), left, wish.priority, avoid, request_class=wish.request_class,
             slo_ttft_s=wish.ttft_s, slo_tpot_s=wish.tpot_s, admitted=answer.planned,
         )  # fmt: skip
         try:

@@ -242,18 +242,20 @@ async def test_details_on_request():
 
 
 async def test_the_service_that_is_asked_for_travels_to_the_scheduler():
-    headers = {"x-request-class": "gold", "x-slo-ttft-ms": "1500", "x-slo-tpot-ms": "80.5"}
+    headers = {"x-request-class": "gold", "x-slo-ttft-ms": "1500", "x-slo-tpot-ms": "80.5", "x-request-priority": "-3"}
     async with served() as gateway, client_of(gateway.url) as client:
         await client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=4, extra_headers=headers)
         await client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=4)
         asked, plain = gateway.cluster.routed
         assert (asked.request_class, asked.slo_ttft_s, asked.slo_tpot_s, asked.admitted) == ("gold", 1.5, 0.0805, False)
         assert (plain.request_class, plain.slo_ttft_s, plain.slo_tpot_s) == ("", None, None)
+        assert (asked.priority, plain.priority) == (-3, 0)
         await until(lambda: len(gateway.cluster.truths) == 2)
         (_, ttft_s, tokens), _ = gateway.cluster.truths
         assert ttft_s > 0
         assert tokens == 4
-        metrics = (await httpx.AsyncClient().get(f"{gateway.url}/metrics")).text
+        async with httpx.AsyncClient() as plain_http:
+            metrics = (await plain_http.get(f"{gateway.url}/metrics")).text
     assert "moonpool_gateway_ttft_predicted_seconds_count 2.0" in metrics
     assert "moonpool_gateway_ttft_prediction_error_ratio_count 2.0" in metrics
 
@@ -263,7 +265,8 @@ async def test_the_service_that_is_asked_for_travels_to_the_scheduler():
     [
         ("x-slo-ttft-ms", "soon"), ("x-slo-ttft-ms", "0"), ("x-slo-ttft-ms", "-5"), ("x-slo-ttft-ms", "nan"),
         ("x-slo-tpot-ms", "1e3"), ("x-slo-tpot-ms", "99999999"), ("x-slo-tpot-ms", ""), ("x-request-class", "Big Name"),
-        ("x-request-class", "a" * 65),
+        ("x-request-class", "a" * 65), ("x-request-priority", "high"), ("x-request-priority", "11"),
+        ("x-request-priority", "-11"), ("x-request-priority", "1.5"), ("x-request-priority", ""), ("x-request-priority", "u=1"),
     ],
 )  # fmt: skip
 async def test_a_service_that_cannot_be_is_400_and_names_the_header(header: str, value: str):

@@ -382,11 +382,12 @@ class DecodeWorker:
                 continue
             running = self.state.running
             profile = self._world.profile
-            context = sum(s.length for s in running) + sequence.length + 1
-            step_s = profile.step_s(len(running) + 1, context) * self.slowness
+            context = sum(s.length for s in running)
+            present_s = profile.step_s(len(running), context) * self.slowness
+            step_s = profile.step_s(len(running) + 1, context + sequence.length + 1) * self.slowness
             self._since[sequence.id] = self._segments_gone + len(self._segments)
             self._handoffs[sequence.id] = (pull.handoff.first_token_at, now)
-            actions += self.state.joined(sequence, 0, now, step_s)
+            actions += self.state.joined(sequence, 0, now, step_s, present_s)
         if self._run is None and not self.state.running:
             self._last_end = now
         self._do(actions)

@@ -47,6 +47,8 @@ class Prompt:
     task: PrefillTask
     arrived: float
     phase: Phase = Phase.WAITING
+    foreseen: int = 0
+    """Tokens that the plan believes cached; what is really there is known once the load is over."""
     cached: int = 0
     computed: int = 0
     published_blocks: int = 0
@@ -71,6 +73,11 @@ class Prompt:
     @property
     def remaining(self) -> int:
         return self.total - self.computed
+
+    @property
+    def work(self) -> int:
+        """Tokens that are left to compute as far as is known: the scheduler orders by the same."""
+        return self.total - (self.computed if self.phase is Phase.COMPUTING else max(self.computed, self.foreseen))
 
 
 # --- actions -----------------------------------------------------------------------------------------------------------
@@ -184,6 +191,7 @@ class PrefillState:
             return []
         if self.waiting >= self.waiting_max:
             return [Fail(prompt, FailureCause.REFUSED, "the worker's queue is full")]
+        prompt.foreseen = self.block_tokens * min(max(0, task.cached_blocks), self.reusable_blocks(prompt))
         self.prompts[prompt.id] = prompt
         return self._admissions()
 

@@ -24,7 +24,7 @@ class InOrder:
 
     def key(self, prompt: Prompt) -> tuple[float, float, tuple[str, int]]:
         """Sorts prompts; the first is the one to go."""
-        left_s = prompt.remaining * self._seconds_per_token
+        left_s = prompt.work * self._seconds_per_token
         return precedence(self._order, prompt.arrived, left_s, prompt.task.priority), prompt.arrived, prompt.id
 
     def observe(self, tokens: int, seconds: float) -> None:

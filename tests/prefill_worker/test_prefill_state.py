@@ -194,6 +194,26 @@ def test_the_order_learns_how_long_a_token_takes():
     assert state.next_piece().prompt.task.request_id == "short"
 
 
+def test_a_long_prompt_that_is_cached_is_short_work_while_it_waits():
+    state = make_state(running_max=1)
+    (busy,) = admit(state, make_task("busy", 40), now=0.0)
+    state.load_ended(busy.prompt, 0, 0.0)
+    state.submitted(make_task("cold", 200), 1.0)
+    state.submitted(make_task("warm", 400, cached_blocks=99), 1.0)
+    (_, admitted) = state.aborted(("busy", 0))
+    assert isinstance(admitted, Admit)
+    assert admitted.prompt.task.request_id == "warm"
+    assert state.queued_tokens == 600  # what is reported does not rest on a belief
+
+
+@pytest.mark.parametrize(("cached", "limit", "work"), [(0, None, 40), (5, None, 20), (99, None, 4), (5, 2, 32), (-3, None, 40)])
+def test_the_work_that_is_foreseen_is_never_less_than_what_must_be_computed(cached: int, limit: int | None, work: int):
+    state = make_state(running_max=0)
+    state.submitted(make_task(tokens=40, cached_blocks=cached, load_max_blocks=limit), 0.0)
+    (prompt,) = state.prompts.values()
+    assert prompt.work == work
+
+
 def test_no_more_blocks_are_loaded_than_the_plan_says():
     (admitted,) = make_state().submitted(make_task(tokens=40, load_max_blocks=3), 0.0)
     state = make_state()

@@ -20,7 +20,7 @@ NODE_BLOCKS: Final = 3_000_000 // 512
 ORDER: Final = ("random", "least_loaded", "local_cache_aware", "mooncake", "ours")
 LEVELS: Final = {"conversation": (1.5, 2.0), "toolagent_like": (1.0, 1.5), "agentic": (1.0, 1.5)}
 """Replay speeds: prefill workers at about 75 and 95 % (conversation), 50 and 75 % (toolagent_like); agentic arrives in bursts."""
-CUT: Final = 6000
+CUT: Final = 4000
 """Requests of each run of the comparison of policies."""
 SPEEDS: Final = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 CAPACITY_CUT: Final = 3000

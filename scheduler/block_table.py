@@ -124,25 +124,6 @@ class BlockTable:
 
     # --- questions ------------------------------------------------------------------------------------------------------
 
-    def longest_prefix(self, keys: Sequence[BlockKey]) -> dict[int, int]:
-        """For each slot that has the first key: how many of the leading ``keys`` it has without a hole, on any medium."""
-        return self._follow(keys)[0]
-
-    def longest_prefix_by_medium(self, keys: Sequence[BlockKey]) -> dict[int, dict[str, int]]:
-        """As :meth:`longest_prefix`, counted by medium: a block on several counts for the fastest of them."""
-        lengths, runs = self._follow(keys)
-        found: dict[int, dict[str, int]] = {}
-        for slot, length in lengths.items():
-            counts = found[slot] = {}
-            for i, (start, mask) in enumerate(runs):
-                end = min(runs[i + 1][0], length) if i + 1 < len(runs) else length
-                if end <= start:
-                    break
-                here = mask >> slot * MEDIA_MAX & _ALL_MEDIA
-                medium = self._media[(here & -here).bit_length() - 1]
-                counts[medium] = counts.get(medium, 0) + end - start
-        return found
-
     def prefixes(self, keys: Sequence[BlockKey]) -> tuple[Ints, Ints]:
         """By slot, with a zero behind the last: how many of the leading ``keys`` it has without a hole, and how many of these
         come before the first that it has on slower media only."""
@@ -203,29 +184,6 @@ class BlockTable:
         return self._table.bytes_used
 
     # --- inside ---------------------------------------------------------------------------------------------------------
-
-    def _follow(self, keys: Sequence[BlockKey]) -> tuple[dict[int, int], list[tuple[int, int]]]:
-        """The longest prefix of each slot, and where runs of equal masks begin (some runs may be equal too)."""
-        numbers = self._table.prefix(words_of(keys))
-        lengths: dict[int, int] = {}
-        runs: list[tuple[int, int]] = []
-        if not len(numbers):
-            return lengths, runs
-        starts: list[int] = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
-        alive = -1
-        for start in starts:
-            mask = self._masks[int(numbers[start])]
-            here = self._holding(mask)
-            if start:
-                for slot in _slots(alive & ~here):
-                    lengths[slot] = start
-            alive &= here
-            if not alive:
-                return lengths, runs
-            runs.append((start, mask))
-        for slot in _slots(alive):
-            lengths[slot] = len(numbers)
-        return lengths, runs
 
     def _holding(self, mask: int) -> int:
         """For each slot that has any bit in ``mask`` its lowest bit, and no bit but such."""

@@ -127,15 +127,6 @@ class BlockIndex:
 
     # --- questions ------------------------------------------------------------------------------------------------------
 
-    def longest_prefix(self, keys: Sequence[BlockKey]) -> dict[str, int]:
-        """For each node that has the first key: how many of the leading ``keys`` it has without a hole."""
-        return {self._node_at[slot]: length for slot, length in self._table.longest_prefix(keys).items()}
-
-    def longest_prefix_by_medium(self, keys: Sequence[BlockKey]) -> dict[str, dict[str, int]]:
-        """As :meth:`longest_prefix`, with the blocks counted by medium; one that lies on several counts for the fastest. So what
-        is under ``"ssd"`` has to be read from there."""
-        return {self._node_at[slot]: counts for slot, counts in self._table.longest_prefix_by_medium(keys).items()}
-
     def prefixes(self, keys: Sequence[BlockKey]) -> tuple[Ints, Ints]:
         """By slot (:meth:`slot_of`), with a zero behind the last: how many of the leading ``keys`` the node has without a hole,
         and how many of these come before the first that it has on slower media only."""

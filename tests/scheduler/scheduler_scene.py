@@ -10,6 +10,7 @@ from decode_worker.task import DecodeLoad
 from kv_pool.events.types import BlockRemoved, BlockStored, EventBatch
 from kv_pool.keys import BlockKey
 from prefill_worker.task import PrefillLoad
+from scheduler.index import BlockIndex
 from scheduler.messages import (
     Action,
     BlocksChanged,
@@ -35,6 +36,12 @@ BEAT_S = 0.5
 def keys_of(name: str, count: int) -> tuple[BlockKey, ...]:
     """The keys of ``count`` blocks of a document; two documents share nothing."""
     return tuple(BlockKey(hashlib.blake2b(f"{name}:{i}".encode(), digest_size=16).digest()) for i in range(count))
+
+
+def lengths(index: BlockIndex, keys: Sequence[BlockKey]) -> dict[str, int]:
+    """Leading ``keys`` by node, without those that have none."""
+    blocks, _ = index.prefixes(keys)
+    return {index.node_at(slot): count for slot, count in enumerate(blocks.tolist()) if count}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_scene import FakeNode, FakeSnapshot, keys_of
+from scheduler_scene import FakeNode, FakeSnapshot, keys_of, lengths
 
 from kv_pool.events.types import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored, EventBatch
 from kv_pool.keys import BlockKey
@@ -17,6 +17,11 @@ from scheduler.block_table import MASKS_MIN, MEDIA_MAX, ONE_BY_ONE_MAX, BlockTab
 from scheduler.index import WAITING_MAX, BlockIndex
 
 KEYS = keys_of("doc", 8)
+
+
+def leading(table: BlockTable, keys: Sequence[BlockKey]) -> dict[int, int]:
+    """Leading ``keys`` by slot, without those that have none."""
+    return {slot: count for slot, count in enumerate(table.prefixes(keys)[0].tolist()) if count}
 
 
 def synced(*nodes: FakeNode) -> BlockIndex:
@@ -35,9 +40,9 @@ def test_longest_prefix_counts_leading_keys_without_a_hole_over_all_media() -> N
     table.add(1, "ssd", KEYS[2:3])
     table.add(1, "dram", KEYS[4:])  # behind a hole
     table.add(2, "dram", KEYS[1:])  # without the first
-    assert table.longest_prefix(KEYS) == {0: 8, 1: 3}
-    assert table.longest_prefix(()) == {}
-    assert table.longest_prefix(keys_of("other", 3)) == {}
+    assert leading(table, KEYS) == {0: 8, 1: 3}
+    assert leading(table, ()) == {}
+    assert leading(table, keys_of("other", 3)) == {}
     assert table.holders(KEYS[2]) == [(0, "dram"), (1, "ssd"), (2, "dram")]
 
 
@@ -46,7 +51,7 @@ def test_the_table_is_bounded_and_counts_what_it_leaves_out() -> None:
     slot, other = table.open(), table.open()
     table.add(slot, "dram", KEYS)
     assert (table.entries, table.dropped) == (5, 3)
-    assert table.longest_prefix(KEYS) == {slot: 5}
+    assert leading(table, KEYS) == {slot: 5}
     table.add(other, "ssd", KEYS[:5])
     assert (table.entries, table.dropped) == (10, 3), "what is known already costs no room"
     table.close(other)
@@ -68,14 +73,14 @@ def test_what_a_node_that_is_gone_had_makes_room_for_others(many: int) -> None:
     table.add(gone, "dram", keys_of("gone", 10))
     table.add(here, "dram", keys_of("gone", 4))
     table.close(gone)
-    assert table.longest_prefix(keys_of("gone", 10)) == {here: 4}
+    assert leading(table, keys_of("gone", 10)) == {here: 4}
     table.add(here, "dram", keys_of("new", 6)[:many])
     table.add(here, "dram", keys_of("new", 6 + many))
     assert (table.entries, table.dropped) == (10, many)
-    assert table.longest_prefix(keys_of("new", 6 + many)) == {here: 6}
+    assert leading(table, keys_of("new", 6 + many)) == {here: 6}
 
 
-def test_a_match_is_counted_by_the_fastest_medium_of_each_block() -> None:
+def test_what_comes_before_the_first_block_on_a_slower_medium_is_told_apart() -> None:
     table = BlockTable(100)
     a, b, c = (table.open() for _ in range(3))
     table.add(a, "ssd", KEYS)
@@ -83,10 +88,11 @@ def test_a_match_is_counted_by_the_fastest_medium_of_each_block() -> None:
     table.add(b, "dram", KEYS[:3])
     table.add(b, "other", KEYS[2:4])
     table.add(c, "ssd", KEYS[1:])
-    assert table.longest_prefix(KEYS) == {a: 8, b: 4}
-    assert table.longest_prefix_by_medium(KEYS) == {a: {"ssd": 5, "dram": 3}, b: {"dram": 3, "other": 1}}
-    assert table.longest_prefix_by_medium(KEYS[:3]) == {a: {"ssd": 2, "dram": 1}, b: {"dram": 3}}
-    assert table.longest_prefix_by_medium(()) == {}
+    assert leading(table, KEYS) == {a: 8, b: 4}
+    table.add(a, "dram", KEYS[:1])
+    assert [before.tolist() for before in table.prefixes(KEYS)] == [[8, 4, 0, 0], [1, 3, 0, 0]]
+    assert [before.tolist() for before in table.prefixes(KEYS[:3])] == [[3, 3, 0, 0], [1, 3, 0, 0]]
+    assert [before.tolist() for before in table.prefixes(())] == [[0, 0, 0, 0], [0, 0, 0, 0]]
 
 
 def test_masks_that_nothing_has_any_more_are_forgotten() -> None:
@@ -104,7 +110,7 @@ def test_masks_that_nothing_has_any_more_are_forgotten() -> None:
         table.close(slots[-1])
         slots[-1] = table.open()
     assert len(table._masks) <= MASKS_MIN + 2
-    assert table.longest_prefix(held) == dict.fromkeys(slots[:-1], 1)
+    assert leading(table, held) == dict.fromkeys(slots[:-1], 1)
 
 
 table_steps = st.lists(
@@ -138,8 +144,10 @@ def test_it_says_what_the_obvious_sets_say(steps: list[tuple[str, int, str, set[
                 twin = {place: held for place, held in twin.items() if place[0] != node}
         assert table.entries == sum(len(held) for held in twin.values())
         expected = {slots[node]: counts for node in range(4) if (counts := twin_counts(keys, twin, node))}
-        assert table.longest_prefix_by_medium(keys) == expected
-        assert table.longest_prefix(keys) == {slot: sum(counts.values()) for slot, counts in expected.items()}
+        assert leading(table, keys) == {slot: sum(counts.values()) for slot, counts in expected.items()}
+        in_dram = [twin.get((node, "dram"), set()) for node in range(4)]
+        first = {slots[n]: next((i for i, key in enumerate(keys) if key not in in_dram[n]), len(keys)) for n in range(4)}
+        assert {slot: table.prefixes(keys)[1][slot] for slot in slots} == first
     for key in (*keys, padding[0]):
         holding = [(slots[node], medium) for (node, medium), held in twin.items() if key in held]
         assert table.holders(key) == sorted(holding)
@@ -161,13 +169,13 @@ def test_a_lost_batch_is_noticed_by_the_next_and_repaired_by_a_snapshot() -> Non
     lost, seen = node.stored(KEYS[:2]), node.stored(KEYS[2:4])
     index.apply(seen)
     assert index.wanted == {"n0"}
-    assert index.longest_prefix(KEYS) == {}
+    assert lengths(index, KEYS) == {}
     index.load(node.snapshot())
     assert index.wanted == set()
-    assert index.longest_prefix(KEYS) == {"n0": 4}
+    assert lengths(index, KEYS) == {"n0": 4}
     index.apply(lost)  # late
     index.apply(seen)  # repeated
-    assert index.longest_prefix(KEYS) == {"n0": 4}
+    assert lengths(index, KEYS) == {"n0": 4}
     assert index.ignored == 2
 
 
@@ -177,7 +185,7 @@ def test_batches_that_overtook_each_other_need_no_snapshot() -> None:
     first, second, third = node.stored(KEYS[:2]), node.removed(KEYS[1:2]), node.stored(KEYS[1:3])
     for batch in (third, second, first):
         index.apply(batch)
-    assert index.longest_prefix(KEYS) == {"n0": 3}
+    assert lengths(index, KEYS) == {"n0": 3}
     assert index.wanted == set()
 
 
@@ -190,9 +198,9 @@ def test_batches_that_came_while_the_snapshot_was_on_its_way_are_applied_behind_
     late = node.removed(KEYS[3:4])
     for batch in (late, early):
         index.apply(batch)
-    assert index.longest_prefix(KEYS) == {}
+    assert lengths(index, KEYS) == {}
     index.load(snapshot)
-    assert index.longest_prefix(KEYS) == {"n0": 3}
+    assert lengths(index, KEYS) == {"n0": 3}
     assert index.wanted == set()
 
 
@@ -202,7 +210,7 @@ def test_a_snapshot_older_than_the_events_applied_is_ignored() -> None:
     old = node.snapshot()
     index.apply(node.stored(KEYS[:2]))
     index.load(old)
-    assert index.longest_prefix(KEYS) == {"n0": 2}
+    assert lengths(index, KEYS) == {"n0": 2}
 
 
 def test_a_loss_that_no_later_batch_shows_is_found_by_two_heartbeats() -> None:
@@ -224,11 +232,11 @@ def test_another_incarnation_starts_from_nothing_and_the_old_one_is_not_heard() 
     index.apply(old.stored(KEYS))
     index.apply(other.stored(KEYS[:1]))
     index.node_up("n0", "b")
-    assert index.longest_prefix(KEYS) == {"n1": 1}
+    assert lengths(index, KEYS) == {"n1": 1}
     assert index.wanted == {"n0"}
     index.apply(old.stored(KEYS))
     index.load(old.snapshot())
-    assert index.longest_prefix(KEYS) == {"n1": 1}
+    assert lengths(index, KEYS) == {"n1": 1}
     index.node_gone("n0")
     index.node_gone("n1")
     index.node_gone("n2")
@@ -240,7 +248,7 @@ def test_a_cleared_node_has_nothing() -> None:
     index = synced(node)
     index.apply(node.stored(KEYS))
     index.apply(EventBatch(node.sequence + 1, "n0", "a", 0.0, (AllBlocksCleared(), BlockStored(KEYS[:1], None, 64, "dram"))))
-    assert index.longest_prefix(KEYS) == {"n0": 1}
+    assert lengths(index, KEYS) == {"n0": 1}
     assert index.blocks("n0") == 1
 
 
@@ -253,7 +261,7 @@ def test_what_waits_behind_a_gap_is_bounded() -> None:
     index.apply(lost)
     assert index.wanted == {"n0"}, "the oldest of those that waited gave way"
     index.load(node.snapshot())
-    assert index.longest_prefix(KEYS) == {"n0": 2}
+    assert lengths(index, KEYS) == {"n0": 2}
     assert index.wanted == set()
 
 
@@ -343,8 +351,7 @@ def test_converges_whatever_is_lost_late_or_repeated(random: random.Random, step
     for wanted in list(index.wanted):
         index.load(nodes[wanted].snapshot())
     assert index.wanted == set()
-    assert index.longest_prefix_by_medium(KEYS) == {n.id: n.by_medium() for n in nodes.values() if n.by_medium()}
-    assert index.longest_prefix(KEYS) == {n.id: sum(n.by_medium().values()) for n in nodes.values() if n.by_medium()}
+    assert lengths(index, KEYS) == {n.id: sum(n.by_medium().values()) for n in nodes.values() if n.by_medium()}
     assert index.entries == sum(len(keys) for node in nodes.values() for keys in node.keys.values())
     assert all(index.holders(key) == [(n.id, medium) for n in nodes.values() for medium in n.holds(key)] for key in KEYS)
     assert [index.blocks(n.id) for n in nodes.values()] == [sum(map(len, n.keys.values())) for n in nodes.values()]

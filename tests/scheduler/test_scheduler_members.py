@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from scheduler_scene import BEAT_S, DOC, Scene, keys_of, loads, notices, small_cluster
+from scheduler_scene import BEAT_S, DOC, Scene, keys_of, lengths, loads, notices, small_cluster
 
 from decode_worker.task import DecodeLoad
 from prefill_worker.task import PrefillLoad
@@ -181,7 +181,7 @@ def test_a_restarted_node_is_purged_and_its_workers_wait_until_they_know_of_it()
         Unfollow("tcp://n0/events"),
         Follow("tcp://n0/events"),
     ]
-    assert scene.state.index.longest_prefix(DOC) == {}
+    assert lengths(scene.state.index, DOC) == {}
     assert scene.standing("p0") == "joining"
     scene.beat()
     assert scene.standing("p0") == "live"
@@ -193,7 +193,7 @@ def test_events_lost_behind_the_last_heartbeat_are_found_without_another_event()
     scene = small_cluster(nodes=1)
     scene.nodes["n0"].stored(DOC)  # published, never arrived
     scene.beat(3)
-    assert scene.state.index.longest_prefix(DOC) == {"n0": len(DOC)}
+    assert lengths(scene.state.index, DOC) == {"n0": len(DOC)}
 
 
 def test_a_node_that_gives_no_snapshot_is_asked_ever_more_seldom() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from cluster.simulator.cluster import SimulationSettings
     from cluster.simulator.trace import Trace
 
-BAD_INPUT = 2
+BAD_INPUT: Final = 2
+CHANGED: Final = 1
+TARGET_MAX_S: Final = 86_400.0
 
 
 def simulate(
@@ -26,8 +28,10 @@ def simulate(
     ] = "llama3-70b-a800x8",
     prefill: Annotated[int, typer.Option(min=1, max=1024, help="Prefill workers (with --colocated: nodes that do both).")] = 8,
     decode: Annotated[int, typer.Option(min=1, max=1024, help="Decode workers.")] = 8,
-    dram_blocks: Annotated[int, typer.Option(min=1, help="DRAM of one node, in blocks of the trace (512 tokens).")] = 5859,
-    ssd_blocks: Annotated[int, typer.Option(min=0, help="SSD of one node, in blocks; 0: none.")] = 0,
+    dram_blocks: Annotated[
+        int, typer.Option(min=1, max=100_000_000, help="DRAM of one node, in blocks of the trace (512 tokens).")
+    ] = 5859,
+    ssd_blocks: Annotated[int, typer.Option(min=0, max=100_000_000, help="SSD of one node, in blocks; 0: none.")] = 0,
     policy: Annotated[
         str, typer.Option(help="Routing policy; with --cache-only eviction policies, several with commas between.")
     ] = "ours",
@@ -37,10 +41,16 @@ def simulate(
         str, typer.Option(help="What a node does with blocks that another node pulled: goes_first or stays.")
     ] = ("goes_first"),
     order: Annotated[str, typer.Option(help="Of the prompts at one worker: shortest or fcfs.")] = "shortest",
-    threshold: Annotated[float, typer.Option(min=1, help="Policy mooncake: best over own match above which it pulls.")] = 2.0,
+    threshold: Annotated[
+        float, typer.Option(min=1, max=1e6, help="Policy mooncake: best over own match above which it pulls.")
+    ] = 2.0,
     colocated: Annotated[bool, typer.Option("--colocated", help="Prefill and decode share each node's accelerators.")] = False,
-    slo_ttft: Annotated[float, typer.Option(min=0.001, help="Target of the time to first token, seconds.")] = 30.0,
-    slo_tbt: Annotated[float, typer.Option(min=0.001, help="Target of the time between tokens, seconds.")] = 0.1,
+    slo_ttft: Annotated[
+        float, typer.Option(min=0.001, max=TARGET_MAX_S, help="Target of the time to first token, seconds.")
+    ] = 30.0,
+    slo_tbt: Annotated[
+        float, typer.Option(min=0.001, max=TARGET_MAX_S, help="Target of the time between tokens, seconds.")
+    ] = 0.1,
     speed: Annotated[float, typer.Option(min=0.01, max=1000, help="Replay so many times as fast as recorded.")] = 1.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many requests.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of whatever is random.")] = 0,
@@ -79,16 +89,10 @@ def simulate(
         profile, prefill, decode, dram_blocks, ssd_blocks, eviction, pulled_copy, order, seed, slo_ttft, slo_tbt,
         {
             "policy": policy, "admission": admission, "seed": seed, "balancing_threshold": threshold, "colocated": colocated,
-            "classes": (_service_class(admission, slo_ttft, slo_tbt),),
+            "classes": (f"default=ttft {slo_ttft:.6f}s tpot {slo_tbt:.6f}s",),
         },
     )  # fmt: skip
     _timed(traffic, settings, speed, slo_ttft, slo_tbt, out)
-
-
-def _service_class(admission: str, ttft_s: float, tbt_s: float) -> str:
-    """Without admission nothing is turned away but for the time per token that a decode worker is asked to keep."""
-    del admission
-    return f"default=ttft {ttft_s:g}s tpot {tbt_s * 1000:g}ms"
 
 
 def _settings(
@@ -104,6 +108,11 @@ def _settings(
 
     try:
         hardware = load_profile(profile)
+    except ProfileError as error:
+        _refuse(str(error))
+    except (OSError, UnicodeError) as error:
+        _refuse(f"--profile: {profile}: {error}")
+    try:
         chosen = SchedulerSettings(
             heartbeat_s=HEARTBEAT_S, suspect_after_s=3 * HEARTBEAT_S, dead_after_s=6 * HEARTBEAT_S, **scheduler
         )
@@ -112,8 +121,6 @@ def _settings(
             PoolSettings.model_validate({"eviction": eviction, "pulled_copy": pulled_copy}),
             worker_settings(order), seed=seed, ttft_target_s=slo_ttft, tpot_target_s=slo_tbt,
         )  # fmt: skip
-    except ProfileError as error:
-        _refuse(str(error))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -123,19 +130,23 @@ def _settings(
 def _timed(traffic: Trace, settings: SimulationSettings, speed: float, slo_ttft: float, slo_tbt: float, out: Path) -> None:
     from cluster.cli.simulate_progress import progress_bar
     from cluster.simulator.cluster import simulate as run
-    from cluster.simulator.report.files import request_rows
     from cluster.simulator.report.page import page, plot
-    from cluster.simulator.report.summary import summarise
+    from cluster.simulator.report.summary import request_row, summarise
 
-    with progress_bar(len(traffic.requests)) as told:
-        result = run(traffic, settings, progress=told)
+    try:
+        with progress_bar(len(traffic.requests)) as told:
+            result = run(traffic, settings, progress=told)
+    except MemoryError:
+        _refuse("--dram-blocks, --ssd-blocks: this machine has no memory to keep account of so many")
     report = summarise(traffic, settings, result, speed=speed, ttft_target_s=slo_ttft, tbt_target_s=slo_tbt)
     picture = plot(report, result)
     _write(
         out,
         {
             "report.json": (report.model_dump_json(indent=1) + "\n").encode(),
-            "requests.jsonl": request_rows(result.records),
+            "requests.jsonl": "".join(
+                request_row(record, slo_ttft, slo_tbt).model_dump_json() + "\n" for record in result.records
+            ).encode(),
             "report.html": page(report, picture).encode(),
             "report.png": picture,
         },
@@ -213,7 +224,7 @@ def _replay_journal(journal: Path, out: Path) -> None:
         + ("equal" if found.equal else f"different from row {found.first_difference}")
     )
     if not found.equal:
-        raise typer.Exit(1)
+        raise typer.Exit(CHANGED)
 
 
 def _write(out: Path, files: dict[str, bytes]) -> None:
@@ -230,5 +241,5 @@ def _shown(value: float | None) -> str:
 
 
 def _refuse(message: str) -> NoReturn:
-    typer.echo(message, err=True)
+    typer.echo(" ".join(message.split()), err=True)  # one line, whatever a parser wrote
     raise typer.Exit(BAD_INPUT)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-from cluster.simulator.records import RequestRecord
-
-MARK = "report.json"
+MARK: Final = "report.json"
 """What shows that a folder is one of ours, and may be replaced."""
 
 
@@ -21,14 +17,24 @@ class OutputError(ValueError):
 
 
 def check_folder(out: Path) -> None:
-    """Raises OutputError where :func:`write_folder` would not dare to write."""
+    """Raises OutputError where :func:`write_folder` could not write, or would not dare to. Leaves nothing behind."""
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / MARK).is_file())):
         raise OutputError(f"--out: {out} is there and holds no {MARK}; it will not be replaced")
+    real = out.resolve()
+    if Path.cwd().is_relative_to(real):
+        raise OutputError(f"--out: {out} is the current folder, which cannot be replaced; name one in it")
+    try:
+        there = next(folder for folder in real.parents if folder.exists())
+        Path(tempfile.mkdtemp(prefix=f".{real.name}-", dir=there)).rmdir()
+    except OSError as error:
+        raise OutputError(f"--out: nothing can be written beside {out}: {error.strerror}") from error
 
 
 def write_folder(out: Path, files: Mapping[str, bytes]) -> None:
-    """``files`` by name. An earlier report in ``out`` is replaced as a whole."""
+    """``files`` by name. An earlier report in ``out`` is replaced as a whole, and stays if the new one cannot be written. Raises
+    OutputError."""
     check_folder(out)
+    out = out.resolve()
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
@@ -36,29 +42,23 @@ def write_folder(out: Path, files: Mapping[str, bytes]) -> None:
             fresh.chmod(0o755)
             for name, data in files.items():
                 (fresh / name).write_bytes(data)
-            if out.exists():
-                shutil.rmtree(out)
-            fresh.rename(out)
+            _swap(fresh, out)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
-        raise OutputError(f"--out: {error}") from error
+        raise OutputError(f"--out: {out} was not written: {error.strerror}") from error
 
 
-def request_rows(records: Iterable[RequestRecord]) -> bytes:
-    """One JSON object a line, in the order of arrival."""
-    return "".join(json.dumps(_row(record)) + "\n" for record in records).encode()
-
-
-def _row(record: RequestRecord) -> dict[str, Any]:
-    row = asdict(record)
-    row["outcome"] = str(record.outcome)
-    return {name: _rounded(value) for name, value in row.items()}
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.7g}")
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    return value
+def _swap(fresh: Path, out: Path) -> None:
+    """``fresh`` becomes ``out``. At no time is there a part of either at ``out``."""
+    if not out.exists():
+        fresh.rename(out)
+        return
+    before = fresh.with_name(f"{fresh.name}.before")
+    out.rename(before)
+    try:
+        fresh.rename(out)
+    except OSError:
+        before.rename(out)
+        raise
+    shutil.rmtree(before)

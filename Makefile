@@ -51,6 +51,7 @@ format: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m cluster.config.reference
+	$(BIN)/python -m cluster.simulator.report.reference
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(if $(ONLY),--only '$(ONLY)') $(if $(JSON),--json '$(JSON)')

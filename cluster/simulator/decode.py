@@ -25,6 +25,7 @@ from decode_worker.state import (
     Fail,
     Finish,
     Load,
+    Phase,
     Release,
     Sequence,
     WriteBack,
@@ -178,11 +179,14 @@ class DecodeWorker:
 
     def _do(self, actions: Items[Action]) -> None:
         waiting = deque(actions)
+        blocked = False
         while waiting:
             action = waiting.popleft()
             match action:
                 case Admit(sequence, blocks, _):
-                    if blocks <= self._free_blocks:
+                    # The first that finds no room blocks those behind it; one that was named twice is in already.
+                    blocked = blocked or (sequence.phase is Phase.WAITING and blocks > self._free_blocks)
+                    if sequence.phase is Phase.WAITING and not blocked:
                         self._free_blocks -= blocks
                         self._held[sequence.id] = blocks
                         waiting.extend(self.state.admitted(sequence, 0))
@@ -303,7 +307,7 @@ class DecodeWorker:
             self._world.kernel.at(run.started + run.seconds(steps), self._run_ended, self._generation)
 
     def _start(self) -> None:
-        if self._run is None and any(s.phase == "running" for s in self.state.sequences.values()):
+        if self._run is None and any(s.phase is Phase.RUNNING for s in self.state.sequences.values()):
             self._accelerator.decode(partial(self._begin, self.state))
 
     def _begin(self, state: DecodeState) -> None:
@@ -378,7 +382,7 @@ class DecodeWorker:
                 continue
             pull.handoff.changed = None
             actions += self.state.load_ended(sequence, True, "")
-            if sequence.phase != "loading":
+            if sequence.phase is not Phase.LOADING:
                 continue
             running = self.state.running
             profile = self._world.profile

@@ -22,6 +22,7 @@ from prefill_worker.state import (
     Fail,
     HandOver,
     Load,
+    Phase,
     Piece,
     PrefillState,
     Prompt,
@@ -140,11 +141,16 @@ class PrefillWorker:
 
     def _do(self, actions: Sequence[Action]) -> None:
         waiting = deque(actions)
+        blocked = False
         while waiting:
             action = waiting.popleft()
             match action:
                 case Admit(prompt):
-                    waiting.extend(self._admit(prompt))
+                    # The first that finds no room blocks those behind it; one that was named twice is in already.
+                    if prompt.phase is Phase.WAITING and not blocked:
+                        more = self._admit(prompt)
+                        blocked = not more and prompt.phase is Phase.WAITING
+                        waiting.extend(more)
                 case Load(prompt, first, last):
                     self._load(prompt, first, last)
                 case CancelLoad(prompt):

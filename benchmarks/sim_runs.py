@@ -48,6 +48,7 @@ class Spec:
     service: str = NO_TARGET
     colocated: bool = False
     whole_prompts: bool = False
+    tpot_s: float = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class Found:
     goodput: int
     duration_s: float
     load: tuple[float, ...]
+    good: int = 0
+    """Completed with a first token within 30 s and a mean gap within the ``tpot_s`` of the spec."""
 
 
 @cache
@@ -105,6 +108,7 @@ def run_one(spec: Spec) -> Found:
         report.latency.ttft_s.mean or 0.0, report.latency.ttft_s.p90 or 0.0, report.tokens.hit_rate, report.outcomes.completed,
         report.outcomes.rejected, late, (shares[0] / count, shares[1] / count, shares[2] / count), shares[0], result.duration_s,
         tuple(sample.decode_load for sample in result.samples),
+        sum(meets(r, TTFT_TARGET_S, 1e9) and (r.tbt_mean_s or 0.0) <= spec.tpot_s for r in result.records),
     )  # fmt: skip
 
 

@@ -9,11 +9,16 @@ Each request on its way is charged for its prompt and its expected answer. Of tw
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 from decode_worker.task import DecodeLoad
 from scheduler.admission.forecast import Stay
 from scheduler.prefill_queue import IN_TRANSIT_S, RequestAttempt
+
+RATE_S: Final = 30.0
+RATE_REQUESTS: Final = 256
 
 
 @dataclass(slots=True)
@@ -44,6 +49,7 @@ class DecodeRoom:
         """Of all of these: what was reported or, where that is more, what they were taken to have."""
         self.running = 0
         """In the batch, as reported."""
+        self._given: deque[float] = deque(maxlen=RATE_REQUESTS)
         self.reported_context = 0
         self._charged_context = 0
         self._reported_sequences = 0
@@ -51,7 +57,16 @@ class DecodeRoom:
         self._beside_report = 0
         """Blocks free by the report and not spoken for."""
 
+    def rate(self, now: float) -> float:
+        """Requests a second that it was given, over the last ``RATE_S`` or ``RATE_REQUESTS``."""
+        while self._given and self._given[0] < now - RATE_S:
+            self._given.popleft()
+        if len(self._given) < self._given.maxlen:  # type: ignore[operator]
+            return len(self._given) / RATE_S
+        return len(self._given) / max(1e-3, now - self._given[0])
+
     def assign(self, request: RequestAttempt, charge: Charge) -> None:
+        self._given.append(charge.assigned)
         self.open[request] = charge
         self._charged += charge.blocks
         self._charged_context += charge.context_tokens

@@ -237,7 +237,7 @@ class SchedulerState:
 
     def _tpot(self, need: Need, decode: DecodeWorker, at: float, now: float) -> float:
         """Seconds of a step at ``decode`` with this request, with those that will be there at ``at``."""
-        sequences, context = batch_at(decode.room.open.values(), at)
+        sequences, context = batch_at(decode.room.open.values(), at, now, decode.room.rate(now))
         if at <= now:
             sequences, context = max(sequences, decode.room.running), max(context, decode.room.reported_context)
         return decode.step_time.seconds(sequences + 1, context + need.tokens)

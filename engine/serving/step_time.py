@@ -51,7 +51,7 @@ class StepTime:
         base, per_sequence, per_token = (self._believed / SCALES).tolist()
         return base, per_sequence, per_token
 
-    def seconds(self, sequences: int, context_tokens: int) -> float:
+    def seconds(self, sequences: float, context_tokens: float) -> float:
         """Predicted seconds of a step of ``sequences`` that have ``context_tokens`` in all."""
         base, per_sequence, per_token = self.coefficients
         return base + per_sequence * sequences + per_token * context_tokens

@@ -81,9 +81,29 @@ stays = st.lists(
 
 @given(stays, st.floats(0, 80))
 def test_the_forecast_is_what_counting_says(found: list[Stay], t: float):
-    there = [stay for stay in found if stay.starts_at <= t and not stay.ends_at <= t]
-    assert batch_at(found, t) == (len(there), sum(stay.context_tokens for stay in there))
-    assert next_end(found, t) == (min(stay.ends_at for stay in there) if there else t)
+    """Those that are there now count whole; later, the longer it is until then, the less; whoever comes in between counts from
+    then."""
+    there = [stay for stay in found if stay.starts_at <= t]
+    assert batch_at(found, t, t) == (len(there), sum(stay.context_tokens for stay in there))
+    assert next_end(found, t) == max(t, min((stay.ends_at for stay in there), default=t))
+    later = batch_at(there, t + 5.0, t)[0]
+    assert later <= len(there)
+    assert later == pytest.approx(sum(math.exp(-5.0 / max(stay.ends_at - stay.starts_at, 1e-9)) for stay in there))
+    newcomer = Stay(t + 5.0, t + 9.0, 7)
+    assert batch_at([newcomer], t + 5.0, t) == (1.0, 7.0)
+    assert batch_at([newcomer], t + 4.9, t) == (0.0, 0.0)
+
+
+def test_a_late_moment_is_not_an_empty_one_where_requests_keep_coming():
+    """Two a second that stay ten seconds each: twenty in the long run, whatever is known of them now."""
+    known = [Stay(-1.0, 9.0, 500) for _ in range(20)]
+    for later in (0.0, 5.0, 20.0, 200.0):
+        sequences, context = batch_at(known, later, 0.0, rate=2.0)
+        assert sequences == pytest.approx(20.0)
+        assert context == pytest.approx(20.0 * 500)
+    assert batch_at(known, 200.0, 0.0)[0] < 1e-6
+    coming = [*known, *(Stay(0.5 * i, 0.5 * i + 10.0, 500) for i in range(1, 11))]
+    assert batch_at(coming, 5.0, 0.0, rate=2.0)[0] == pytest.approx(20.0, rel=0.05), "what is known of them is not added twice"
 
 
 TARGET = ServiceClass("a", 2.0, 0.1)

@@ -96,7 +96,7 @@ class LeasedBlock:
 
     def copy_to(self, target: memoryview) -> bool:
         """Copy the block's bytes, and check on the way what :meth:`verify` checks; False is a miss, whatever ``target`` holds
-        then."""
+        then. Raises ValueError where ``target`` is shorter than the block."""
         digest = copy_and_digest(self.buffer, target)
         return digest == self._grant.checksum and self.still_held()
 

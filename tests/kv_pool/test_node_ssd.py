@@ -13,7 +13,19 @@ from kv_pool.node.state import NodeState
 from kv_pool.node.stimuli import Action, Drain, ProcessGone, Publish, Tick
 from kv_pool.policy.lru import LeastRecentlyUsed
 from kv_pool.settings import SsdSettings
-from kv_pool.ssd.records import BatchWritten, DiskDown, DiskUp, Fault, ReadRecord, Record, RecordRead, WriteBatch, batch_bytes
+from kv_pool.ssd.records import (
+    BatchWritten,
+    DiskDown,
+    DiskUp,
+    Fault,
+    FooterEntry,
+    ReadRecord,
+    Record,
+    RecordRead,
+    RecoveredSegment,
+    WriteBatch,
+    batch_bytes,
+)
 from kv_pool.transport.codec import META_BYTES_MAX, encode
 from kv_pool.transport.local import MESSAGE_BYTES_MAX
 from tests.kv_pool.node_scene import (
@@ -234,11 +246,50 @@ def test_the_retention_class_travels_with_a_pulled_block():
     block = scene.state.blocks.get(key(1))
     assert block is not None
     assert block.retention == 3
-    (fetch,) = fetches(scene.acquire(2, source=PEER))
-    scene.arrives(fetch.fetch, 2, retention=200)  # a class that is not configured here
-    other = scene.state.blocks.get(key(2))
-    assert other is not None
-    assert other.retention == 0
+
+
+UNKNOWN = 200
+"""A retention class that is not configured here."""
+
+
+def retention_of(scene: SsdScene, number: int) -> int:
+    block = scene.state.blocks.get(key(number))
+    assert block is not None
+    return block.retention
+
+
+def test_a_pulled_block_of_a_class_that_is_not_configured_here_becomes_one_of_the_first_and_is_written_as_such():
+    scene = SsdScene(slots=4)
+    (fetch,) = fetches(scene.acquire(1, source=PEER))
+    (grant,) = grants(scene.arrives(fetch.fetch, 1, retention=UNKNOWN))
+    assert (grant.retention, retention_of(scene, 1)) == (0, 0)
+    scene.release(grant)
+    scene.put(2, 3, 4)  # so that it has to make room
+    scene.disk_writes()
+    assert scene.records[key(1)].retention == 0
+    scene.acquire(1)
+    assert [grant.key for grant in grants(scene.disk_reads())] == [key(1)]
+
+
+def test_a_record_of_a_class_that_is_configured_no_more_is_loaded_as_one_of_the_first_and_leaves_dram_again():
+    """The node was started anew with fewer classes on the directory it had."""
+    scene = SsdScene(slots=4)
+    expires = 1000.0 + 80_000.0
+    entry = FooterEntry(key(1), None, True, page=1, length=10, tokens=BLOCK_TOKENS, expires_at=expires)
+    scene.happens(DiskDown("gone"))
+    scene.happens(DiskUp((RecoveredSegment(0, 1, UNKNOWN, sealed=True, used_pages=3, entries=(entry,)),), None, "00"))
+    scene.records[key(1)] = Record(key(1), None, True, BLOCK_TOKENS, 10, 7, UNKNOWN, 1000.0, expires, b"")
+    scene.acquire(1)
+    (grant,) = grants(scene.disk_reads())
+    assert (grant.retention, retention_of(scene, 1)) == (0, 0)
+    scene.release(grant)
+    for filler in range(900, 906):  # whether it is to be written is asked for each that may leave
+        scene.put(filler)
+        scene.disk_writes()
+    assert not scene.has(1)
+    assert key(1) in scene.on_ssd()
+    scene.acquire(1)
+    assert [grant.key for grant in grants(scene.disk_reads())] == [key(1)]
 
 
 def test_a_drain_moves_all_to_the_ssd_and_refuses_those_that_waited_for_room():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from kv_pool.client import AcquireEnded, Miss, PoolClient
 from kv_pool.keys import BlockKey
 from kv_pool.node.messages import Alive, Cancel, Ended, Granted, Hello, Peer, Piece, Pull, Release, grant_row
 from kv_pool.node.stimuli import StartFetch
-from kv_pool.peers import BYTES_PER_TURN_MAX, PeerLinks
+from kv_pool.peers import BYTES_PER_TURN_MAX, Arrival, PeerLinks
 from kv_pool.service import PoolNode
 from kv_pool.settings import PoolSettings
 from kv_pool.transport.pieces import PIECE_BYTES, cut, pieces_of
@@ -232,8 +231,14 @@ def test_two_peers_land_at_the_same_time(node: PoolNode, client: PoolClient, ope
         assert get(client, [k])[0][0].verify()
 
 
-def test_a_turn_takes_a_bounded_number_of_bytes_and_the_peers_take_turns(open_socket: OpenSocket):
-    """Two peers have more waiting than a turn takes; nobody wants it, which is no reason to take more."""
+PIECES = pieces_of(BLOCK_BYTES)
+BLOCKS_EACH = 12
+"""Of two peers: several times what a turn takes."""
+
+
+@pytest.fixture
+def waiting(open_socket: OpenSocket) -> Iterator[PeerLinks]:
+    """Links to two peers that send more than a turn takes; nobody wants it, which is no reason to take more."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     links = PeerLinks(context, slot_bytes=BLOCK_BYTES, window=8, dead_after_s=5.0)
     played = [play(open_socket) for _ in range(2)]
@@ -243,17 +248,10 @@ def test_a_turn_takes_a_bounded_number_of_bytes_and_the_peers_take_turns(open_so
         peer.say(peer.greeting)
     pulls = [pull for peer in played for pull in _hear_pull(links, peer)]
     for peer, pull in zip(played, pulls, strict=True):
-        for lease in range(1, 13):
+        for lease in range(1, BLOCKS_EACH + 1):
             for message in messages(pull, key(lease), lease=lease):
                 peer.say(*message)
-    shares = []
-    for _ in range(4):
-        time.sleep(0.1)  # let the queues fill: what is there must exceed what a turn takes
-        before = links.bytes_in
-        list(links.receive(0.0))
-        shares.append(links.bytes_in - before)
-    assert max(shares) <= BYTES_PER_TURN_MAX + PIECE_BYTES
-    assert sum(shares[:2]) > BYTES_PER_TURN_MAX
+    yield links
     links.close()
     context.term()
 
@@ -261,3 +259,28 @@ def test_a_turn_takes_a_bounded_number_of_bytes_and_the_peers_take_turns(open_so
 def _hear_pull(links: PeerLinks, peer: PlayedPeer) -> list[Pull]:
     until(lambda: list(links.receive(0.0)) or peer.pending())
     return [peer.hear(Pull)]
+
+
+def _share(links: PeerLinks) -> int:
+    """The bytes that one turn takes."""
+    before = links.bytes_in
+    list(links.receive(0.0))
+    return links.bytes_in - before
+
+
+def test_no_turn_takes_more_than_its_bytes_and_all_of_them_come(waiting: PeerLinks):
+    shares: list[int] = []
+    until(lambda: shares.append(_share(waiting)) or sum(shares) == 2 * BLOCKS_EACH * BLOCK_BYTES)
+    assert max(shares) <= BYTES_PER_TURN_MAX + PIECE_BYTES
+
+
+def test_peers_of_which_each_has_enough_for_a_turn_take_turns(waiting: PeerLinks, monkeypatch: pytest.MonkeyPatch):
+    """One message is a turn's share here, so that it can be seen when each of them has that much there."""
+    monkeypatch.setattr("kv_pool.peers.BYTES_PER_TURN_MAX", 1)
+    inputs = [socket for socket in waiting.sockets() if socket.type == zmq.DEALER]
+    begun: list[list[int]] = []
+    for _ in range(2 * PIECES * (BLOCKS_EACH - 1)):
+        until(lambda: all(socket.poll(0) for socket in inputs))
+        begun.append([event.landing.fetch for event in waiting.receive(0.0) if isinstance(event, Arrival)])
+    pause = [[]] * (2 * PIECES - 2)  # the other pieces of both
+    assert begun in [[[first], [1 - first], *pause] * (BLOCKS_EACH - 1) for first in (0, 1)]

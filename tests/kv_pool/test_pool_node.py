@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from socket import create_connection
 
 import msgpack
 import pytest
@@ -13,7 +16,8 @@ import zmq
 
 from kv_pool.client import AcquireEnded, Granted, Miss, PoolClient, PoolUnavailableError, ReserveRefused, Tier
 from kv_pool.service import SLOTS_MIN, PoolNode
-from kv_pool.settings import PoolSettings
+from kv_pool.settings import PoolSettings, SsdSettings
+from kv_pool.ssd.records import SsdFormatError
 from kv_pool.transport.codec import HEADER_BYTES_MAX
 from kv_pool.transport.sockets import PORT_MAX, PORT_MIN
 from tests.kv_pool.conftest import OpenSocket
@@ -35,9 +39,9 @@ from tests.kv_pool.pool_world import (
 SLOTS = 16
 
 
-def make_node(node_id: str = "node-a", *, slots: int = SLOTS, **settings: object) -> PoolNode:
+def make_node(node_id: str = "node-a", *, slots: int = SLOTS, ssd: SsdSettings | None = None, **settings: object) -> PoolNode:
     limits = PoolSettings(dram=str(slots * SLOT_BYTES), **settings)  # type: ignore[arg-type]
-    return PoolNode(node_id=node_id, slot_bytes=SLOT_BYTES, settings=limits, block_tokens=BLOCK_TOKENS)
+    return PoolNode(node_id=node_id, slot_bytes=SLOT_BYTES, settings=limits, ssd=ssd, block_tokens=BLOCK_TOKENS)
 
 
 @pytest.fixture
@@ -182,13 +186,18 @@ def test_only_loopback_ports_of_our_range_are_bound(node: PoolNode):
         assert PORT_MIN <= int(port) < PORT_MAX
 
 
-def test_stop_leaves_no_descriptor_thread_or_mapping():
-    def resources() -> tuple[int, list[str], int]:
-        with open("/proc/self/maps") as file:
-            maps = file.read().count("moonpool-arena")
-        names = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(("pool-", "arena-")))
-        return len(os.listdir("/proc/self/fd")), names, maps
+def resources() -> tuple[list[str], int, int, int]:
+    """Of this process: descriptors by what they stand for, threads of the interpreter and of zmq, mappings of an arena."""
+    with open("/proc/self/maps") as file:
+        maps = file.read().count("moonpool-arena")
+    kinds: list[str] = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the list itself
+            kinds.append(os.readlink(f"/proc/self/fd/{fd}").split(":[")[0])
+    return sorted(kinds), threading.active_count(), len(os.listdir("/proc/self/task")), maps
 
+
+def test_stop_leaves_no_descriptor_thread_or_mapping():
     def round_trip() -> None:
         nodes = [make_node("node-a"), make_node("node-b")]
         for node in nodes:
@@ -207,6 +216,36 @@ def test_stop_leaves_no_descriptor_thread_or_mapping():
     before = resources()
     round_trip()
     until(lambda: resources() == before)
+
+
+def test_a_node_that_its_ssd_directory_refuses_leaves_no_socket_thread_descriptor_or_mapping(tmp_path: Path):
+    (tmp_path / "FORMAT").write_text("{")
+    ssd = SsdSettings(directory=str(tmp_path), capacity="4MiB", segment="1MiB", batch="512KiB")
+    nodes: list[PoolNode] = []
+
+    def refused() -> PoolNode:
+        nodes.append(make_node(ssd=ssd))
+        with pytest.raises(SsdFormatError):
+            nodes[-1].start()
+        return nodes[-1]
+
+    try:
+        refused()  # what zmq sets up once for the process
+        before = resources()
+        node = refused()
+        until(lambda: resources() == before)
+        for endpoint in (node.endpoint, node.events_endpoint):
+            host, port = endpoint.removeprefix("tcp://").split(":")
+            with pytest.raises(ConnectionRefusedError):
+                create_connection((host, int(port)), timeout=5.0)
+        client = PoolClient(node.local_endpoint, client_id="w", block_bytes=SLOT_BYTES)
+        with pytest.raises(PoolUnavailableError, match="refused"):
+            client.connect(0.2)
+        client.close()
+    finally:
+        for node in nodes:
+            node.stop()  # which costs nothing where it was stopped
+    assert (tmp_path / "FORMAT").read_text() == "{"
 
 
 # --- peers -------------------------------------------------------------------------------------------------------------------

@@ -22,10 +22,12 @@ from scheduler.messages import Action, Follow, NodeReport, Notice, Reply, Unfoll
 from scheduler.plan import SchedulerSettings
 from scheduler.prefill_queue import PrefillQueue
 from scheduler.promises import Promises
+from scheduler.recollection import Recollection
 from scheduler.routing.links import LinkSpeeds
 from scheduler.routing.load_speed import LoadSpeeds
 from scheduler.routing.senders import Senders
 from scheduler.routing.view import Bools, DecodeView, PrefillView
+from scheduler.speeds import Speeds
 
 MEMBERS_MAX: Final = 8192
 FORGET_DEAD_S: Final = 3600.0
@@ -43,6 +45,7 @@ class Fleet:
         self.block_bytes = 0
         self.links = LinkSpeeds(settings.link_bytes_per_s)
         self.senders = Senders()
+        self._recollection = Recollection(self.links, index)
         self.assignments = Assignments(settings.request_life_s, promises, self.touch)
         self._settings = settings
         self._index = index
@@ -92,6 +95,18 @@ class Fleet:
                 self._decode_columns.put(worker, node, slot)
             case _:
                 pass  # it has a successor already
+
+    # --- what was learnt ------------------------------------------------------------------------------------------------
+
+    def recall(self, speeds: Speeds) -> None:
+        """Take what an earlier scheduler had learnt as first guesses."""
+        self._recollection.recall(speeds, self.workers(), self.nodes)
+        for worker in self.workers():
+            self.touch(worker)
+
+    def learnt(self) -> Speeds:
+        """What is worth keeping for a later scheduler. Changes nothing."""
+        return self._recollection.learnt(self.prefill, self.decode, self.nodes)
 
     # --- heartbeats -----------------------------------------------------------------------------------------------------
 
@@ -147,7 +162,10 @@ class Fleet:
         known.draining = load.draining
         known.slots_total, known.slots_free, known.slot_bytes = load.slots_total, load.slots_free, load.slot_bytes
         self.block_bytes = load.slot_bytes or self.block_bytes
+        joins = self._index.slot_of(known.id) < 0
         self._index.node_up(known.id, known.incarnation)
+        if joins:
+            self._recollection.node_joined(known.id)
         if load.sequence is not None:
             self._index.node_told(known.id, load.sequence)
         for source, size, seconds in load.pulls:
@@ -213,6 +231,8 @@ class Fleet:
             if isinstance(known, DecodeWorker) and isinstance(worker, DecodeWorker):
                 worker.step_time = known.step_time
             self._forget(known)
+        else:
+            self._recollection.worker_joined(worker)
         if isinstance(worker, PrefillWorker):
             self.prefill[worker.id] = worker
         else:

@@ -35,12 +35,14 @@ from scheduler.messages import (
     RequestEnded,
     SnapshotArrived,
     SnapshotFailed,
+    SpeedsRecalled,
     Tick,
     Unfollow,
     WorkerFailed,
     WorkerReport,
 )
 from scheduler.plan import Plan, PlanTerms, Rejection, RouteRequest, SchedulerSettings
+from scheduler.speeds import Speeds
 
 TITLE: Final = "moonpool scheduler journal"
 VERSION: Final = 1
@@ -67,7 +69,7 @@ KINDS: Final = {
     for kind in (
         WorkerReport, NodeReport, BlocksChanged, SnapshotArrived, SnapshotFailed, RequestEnded, WorkerFailed, Tick, PrefillLoad,
         DecodeLoad, NodeLoad, EventBatch, BlockStored, BlockRemoved, AllBlocksCleared, KeptSnapshot, RouteRequest, Plan,
-        PlanTerms, Rejection, BlockSource, Reply, Notice, Follow, Unfollow, FetchSnapshot,
+        PlanTerms, Rejection, BlockSource, Reply, Notice, Follow, Unfollow, FetchSnapshot, SpeedsRecalled, Speeds,
     )
 }  # fmt: skip
 
@@ -86,6 +88,11 @@ class Row:
 def head(settings: SchedulerSettings, order: Order) -> bytes:
     """The first row of a journal."""
     return _packb([TITLE, VERSION, settings.model_dump(mode="json"), order])
+
+
+def begins_journal(data: bytes) -> bool:
+    """Whether a file that begins with ``data`` (32 bytes or more of it) is a journal, or empty."""
+    return not data or data[1:].startswith(pack(TITLE))
 
 
 def row(now: float, given: Input, answer: Output) -> bytes:

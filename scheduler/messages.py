@@ -8,6 +8,7 @@ from decode_worker.task import DecodeLoad
 from kv_pool.events.types import EventBatch
 from prefill_worker.task import PrefillLoad
 from scheduler.index import NodeSnapshot
+from scheduler.speeds import Speeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,24 @@ class Tick:
     """Time has passed. Expected a few times a second; a much longer gap counts as the scheduler's own stall."""
 
 
-Event = WorkerReport | NodeReport | BlocksChanged | SnapshotArrived | SnapshotFailed | RequestEnded | WorkerFailed | Tick
+@dataclass(frozen=True, slots=True)
+class SpeedsRecalled:
+    """What an earlier scheduler had learnt, told before anything else."""
+
+    speeds: Speeds
+
+
+Event = (
+    WorkerReport
+    | NodeReport
+    | BlocksChanged
+    | SnapshotArrived
+    | SnapshotFailed
+    | RequestEnded
+    | WorkerFailed
+    | Tick
+    | SpeedsRecalled
+)
 
 
 # --- actions -----------------------------------------------------------------------------------------------------------

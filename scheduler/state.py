@@ -31,6 +31,7 @@ from scheduler.messages import (
     RequestEnded,
     SnapshotArrived,
     SnapshotFailed,
+    SpeedsRecalled,
     Tick,
     WorkerFailed,
     WorkerReport,
@@ -40,6 +41,7 @@ from scheduler.promises import Promises
 from scheduler.routing.registry import make_policy
 from scheduler.routing.view import Choice, Need, Obstacle, Prefixes, View
 from scheduler.snapshots import SnapshotSchedule
+from scheduler.speeds import Speeds
 from scheduler.truth import PredictionLog
 
 IN_FLIGHT_MAX: Final = 65536
@@ -98,6 +100,9 @@ class SchedulerState:
                 return []
             case WorkerFailed():
                 self._worker_failed(event, now)
+                return []
+            case SpeedsRecalled():
+                self.fleet.recall(event.speeds)
                 return []
             case Tick():
                 actions = self._tick(now)
@@ -301,6 +306,10 @@ class SchedulerState:
         self.counters[f"rejections_{reason}"] += 1
         retry_after_s = min(max(retry_after_s, RETRY_MIN_S), RETRY_MAX_S)
         return Rejection(request.request_id, request.attempt, reason, retry_after_s, detail)
+
+    def learnt(self) -> Speeds:
+        """The speeds of workers and links, to be told to the next scheduler (``SpeedsRecalled``). Changes nothing."""
+        return self.fleet.learnt()
 
     # --- views ----------------------------------------------------------------------------------------------------------
 

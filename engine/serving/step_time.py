@@ -31,7 +31,7 @@ CONTEXT_TOKENS_MAX: Final = 1 << 36
 class StepTime:
     """``first_guess_s`` is what a step takes before any was measured, whatever its batch."""
 
-    __slots__ = ("_believed", "_fresh", "_gram", "_moment", "_weight", "observed")
+    __slots__ = ("_believed", "_fresh", "_gram", "_moment", "_recalled", "_weight", "observed")
 
     def __init__(self, first_guess_s: float) -> None:
         self.observed = 0
@@ -39,6 +39,7 @@ class StepTime:
         self._gram = np.zeros((3, 3))
         self._moment = np.zeros(3)
         self._weight = 1.0
+        self._recalled = False
         self._fresh = True
         """Whether ``_believed`` takes in all that was observed: a fit is worth it only when somebody asks."""
 
@@ -50,6 +51,18 @@ class StepTime:
             self._fresh = True
         base, per_sequence, per_token = (self._believed / SCALES).tolist()
         return base, per_sequence, per_token
+
+    @property
+    def believed(self) -> tuple[float, float, float]:
+        """The coefficients of the last fit. Unlike :attr:`coefficients` this never fits anew, so it changes no later one."""
+        base, per_sequence, per_token = (self._believed / SCALES).tolist()
+        return base, per_sequence, per_token
+
+    def recall(self, base: float, per_sequence: float, per_token: float) -> None:
+        """Take what was learnt earlier in place of the first guess. Ignored once anything was observed, or where all are 0."""
+        if not self.observed and base + per_sequence + per_token >= STEP_MIN_S:
+            self._believed = np.array([base, per_sequence, per_token]) * SCALES
+            self._recalled = True
 
     def seconds(self, sequences: float, context_tokens: float) -> float:
         """Predicted seconds of a step of ``sequences`` that have ``context_tokens`` in all."""
@@ -80,7 +93,7 @@ class StepTime:
         used = [0, 1, 2]
         while used:
             ridge = RIDGE * weight * np.eye(len(used))
-            prior = self._believed[used] if self.observed > 1 else np.zeros(len(used))
+            prior = self._believed[used] if self.observed > 1 or self._recalled else np.zeros(len(used))
             found = np.linalg.solve(self._gram[np.ix_(used, used)] + ridge, self._moment[used] + ridge @ prior)
             kept = [place for place, value in zip(used, found, strict=True) if value > 0.0]
             if len(kept) == len(used):

@@ -55,6 +55,35 @@ class LinkSpeeds:
         out = self.out(source + 1)
         out[source] = _average(float(out[source]), seconds / size)
 
+    def recall(self, source: int, target: int, speed: float) -> None:
+        """Take a speed learnt earlier in place of the first guess of one link. Ignored where the link has another one."""
+        if source not in self._rows and len(self._rows) >= SOURCES_MAX:
+            return
+        row = self.from_slot(source, target + 1)
+        self._rows.setdefault(source, row)
+        if row[target] == self.first_guess:
+            self._rows[source][target] = speed
+
+    def recall_out(self, source: int, speed: float) -> None:
+        """As :meth:`recall`, of a source to wherever."""
+        out = self.out(source + 1)
+        if out[source] == self.first_guess:
+            out[source] = speed
+
+    def learnt(self, links_max: int) -> list[tuple[int, int, float]]:
+        """(source, target, bytes per second) of links that are known better than by the first guess, at most ``links_max``."""
+        found: list[tuple[int, int, float]] = []
+        for source, row in self._rows.items():
+            targets = np.flatnonzero(row != self.first_guess)[: links_max - len(found)]
+            found += [(source, target, float(row[target])) for target in targets.tolist()]
+            if len(found) >= links_max:
+                break
+        return found
+
+    def learnt_out(self) -> list[tuple[int, float]]:
+        """(source, bytes per second) likewise, to wherever."""
+        return [(slot, float(self._out[slot])) for slot in np.flatnonzero(self._out != self.first_guess).tolist()]
+
     def forget(self, slot: int) -> None:
         """The node is gone, or came back as another process."""
         self._rows.pop(slot, None)

@@ -46,3 +46,8 @@ class LoadSpeeds:
             learned.append(min(max(each * ratio ** (WEIGHT * share), PER_BYTE_MIN), PER_BYTE_MAX))
         self.per_byte = (learned[0], learned[1], learned[2], learned[3])
         self.observed += 1
+
+    def recall(self, per_byte: tuple[float, float, float, float]) -> None:
+        """Take what was learnt earlier in place of the first guesses. Ignored once anything was observed."""
+        if not self.observed:
+            self.per_byte = per_byte

@@ -19,6 +19,10 @@ FULL_WEIGHT_TOKENS: Final = 256
 PRIOR_WEIGHT: Final = 1.0
 SPREAD_PRIOR: Final = 512.0
 """Tokens of spread in ``u`` below which a slope is not believed."""
+RECALLED_WEIGHT: Final = 0.2
+"""Of a whole recalled line: a full observation outweighs it five times, so that a wrong line is forgotten as soon as a guess."""
+RECALLED_TOKENS: Final = 8192.0
+"""Where in ``u`` the recalled line is pinned, beside 0."""
 SURPRISE_MAX: Final = 8.0
 """One observation counts as at most this many times dearer or cheaper than predicted: a paused machine is not a slow model."""
 
@@ -58,6 +62,17 @@ class PrefillSpeed:
         self._ur = keep * self._ur + weight * u * r
         self.observed += 1
         self._fit()
+
+    def recall(self, per_token: float, per_token_position: float) -> None:
+        """Take a line learnt earlier in place of the guess: two points on it, of little weight. Ignored once anything was
+        observed."""
+        if self.observed:
+            return
+        weight, u = RECALLED_WEIGHT / 2, RECALLED_TOKENS
+        far = per_token + per_token_position * u
+        self._w, self._u, self._r = 2 * weight, weight * u, weight * (per_token + far)
+        self._uu, self._ur = weight * u * u, weight * u * far
+        self.per_token, self.per_token_position = per_token, per_token_position
 
     def _fit(self) -> None:
         mean_u, mean_r = self._u / self._w, self._r / self._w

@@ -35,11 +35,12 @@ class Served:
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop
+        self._state = tempfile.TemporaryDirectory()  # speeds that an earlier run has learnt would be a head start
         self.http = httpx.Client(base_url=self.url, timeout=REQUEST_TIMEOUT_S)
         started = time.monotonic()
         self.process = subprocess.Popen(
             [*COMMAND, "--port", str(port), *options], stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT,
-            start_new_session=True, cwd=REPOSITORY,
+            start_new_session=True, cwd=REPOSITORY, env=os.environ | {"XDG_STATE_HOME": self._state.name},
         )  # fmt: skip
         try:
             self._wait_ready(started)
@@ -78,6 +79,7 @@ class Served:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait(STOP_TIMEOUT_S)
         self._log.close()
+        self._state.cleanup()
 
     def _tail(self) -> str:
         """The end of what it printed."""

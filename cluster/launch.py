@@ -22,6 +22,8 @@ START_TIMEOUT_S: Final = 600.0
 """First start of a large model; the wait reports progress meanwhile."""
 CALL_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
+KEEP_TIMEOUT_S: Final = 5.0
+"""For the scheduler to write its journal's end and what it has learnt."""
 SCHEDULER: Final = "scheduler"
 GATEWAY: Final = "gateway-0"
 
@@ -118,7 +120,7 @@ def start_cluster(config: ClusterConfig, *, progress: Progress = lambda _: None)
     actors: dict[str, Any] = {}
     supervisor: Supervisor | None = None
     try:
-        _start_scheduler(config, actors)
+        _start_scheduler(config, actors, files)
         _start_workers(config, actors, files)
         progress("workers: loading the model")
         description = _agreed_description(actors)
@@ -170,11 +172,15 @@ def _actor(
     )
 
 
-def _start_scheduler(config: ClusterConfig, actors: dict[str, Any]) -> None:
+def _start_scheduler(config: ClusterConfig, actors: dict[str, Any], files: Any) -> None:
     from scheduler.actor import SchedulerActor
 
+    workers = f"{config.prefill.workers}+{config.decode.workers} workers"  # they share this machine's cores
     actors[SCHEDULER] = _actor(config, SchedulerActor, SCHEDULER).remote(
-        config.scheduler.model_dump(mode="json"), config.pool.curve.model_dump(), config.prefill.order
+        config.scheduler.model_dump(mode="json"),
+        config.pool.curve.model_dump(),
+        config.prefill.order,
+        model=f"{files.name} {files.fingerprint} {files.dtype} {config.model.device} {workers}",
     )
 
 
@@ -324,7 +330,7 @@ def _start_gateway(config: ClusterConfig, actors: dict[str, Any], description: d
 
 
 def _stop_actors(actors: dict[str, Any]) -> None:
-    """The gateway drains first; then every actor ends for good."""
+    """The gateway drains first; the scheduler writes what it keeps; then every actor ends for good."""
     import ray
     from ray.exceptions import RayError
 
@@ -333,6 +339,9 @@ def _stop_actors(actors: dict[str, Any]) -> None:
     if GATEWAY in actors:
         with contextlib.suppress(RayError):  # dead or hung: it is killed below
             ray.get(actors[GATEWAY].stop.remote(), timeout=STOP_TIMEOUT_S)
+    if SCHEDULER in actors:
+        with contextlib.suppress(RayError):
+            ray.get(actors[SCHEDULER].stop.remote(), timeout=KEEP_TIMEOUT_S)
     for actor in actors.values():
         try:
             ray.kill(actor, no_restart=True)

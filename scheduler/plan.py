@@ -71,9 +71,16 @@ class SchedulerSettings(BaseModel):
         str,
         Field(
             description="File in which the scheduler keeps all that it is told and decides, for `moonpool simulate --journal`."
-            " Empty: none."
+            " An earlier one is kept as NAME.old. Empty: none."
         ),
     ] = ""
+    speeds_file: Annotated[
+        str,
+        Field(
+            description="File in which the scheduler keeps what it has learnt of the workers' speeds, to begin with next time."
+            " 'auto': one for each model, in the state folder of the user. Empty: none."
+        ),
+    ] = "auto"
     balancing_threshold: Annotated[
         float, Field(ge=1, description="Policy 'mooncake': best over own match above which the prefix is pulled.")
     ] = 2.0

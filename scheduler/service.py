@@ -37,6 +37,7 @@ from scheduler.messages import (
     Reply,
     RequestEnded,
     SnapshotFailed,
+    SpeedsRecalled,
     Tick,
     Unfollow,
     WorkerFailed,
@@ -44,6 +45,8 @@ from scheduler.messages import (
 from scheduler.plan import Plan, Rejection, RouteRequest, SchedulerSettings
 from scheduler.report import REPORT_BYTES_MAX, MalformedReportError, read_report, write_reply
 from scheduler.snapshot_thread import SnapshotFetcher, SnapshotThread, WakeUp
+from scheduler.speeds import Speeds
+from scheduler.speeds_file import SpeedsFile, SpeedsKeeper
 from scheduler.state import SchedulerState
 
 log = logging.getLogger(__name__)
@@ -60,8 +63,8 @@ JOIN_TIMEOUT_S: Final = 5.0
 
 
 class SchedulerService:
-    """``keys`` are needed where nodes are off loopback. ``start`` binds and runs, ``stop`` joins. All other methods are for any
-    thread and wait for nothing but the lock."""
+    """``keys`` are needed where nodes are off loopback, ``speeds`` is where what was learnt is kept. ``start`` binds and runs,
+    ``stop`` joins. All other methods are for any thread and wait for nothing but the lock."""
 
     def __init__(
         self,
@@ -71,9 +74,12 @@ class SchedulerService:
         clock: Callable[[], float] = time.monotonic,
         keys: CurveKeys | None = None,
         order: Order = "shortest",
+        speeds: SpeedsFile | None = None,
     ) -> None:
         self._state = SchedulerState(settings, order=order)
-        self._journal = JournalFile(Path(settings.journal), settings, order) if settings.journal else None
+        self._journal = JournalFile(Path(settings.journal).expanduser(), settings, order) if settings.journal else None
+        self._speeds = speeds
+        self._keeper = None if speeds is None else SpeedsKeeper(speeds, self._learnt)
         self._clock = clock
         self._keys = keys
         self._lock = threading.Lock()
@@ -92,7 +98,8 @@ class SchedulerService:
     # --- for callers ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Bind both endpoints to loopback ports and start the threads. Raises zmq.ZMQError where no port is free."""
+        """Bind both endpoints to loopback ports and start the threads. Raises zmq.ZMQError where no port is free, OSError where
+        the journal cannot be made."""
         self._reports.setsockopt(zmq.MAXMSGSIZE, REPORT_BYTES_MAX)
         self.reports_endpoint = _bind(self._reports, REPORTS_WAITING_MAX)
         self.notices_endpoint = _bind(self._notices, NOTICES_WAITING_MAX)
@@ -102,6 +109,10 @@ class SchedulerService:
         self._events.setsockopt(zmq.SUBSCRIBE, b"kv@")
         if self._journal is not None:
             self._journal.start()
+        if self._speeds is not None and (learnt := self._speeds.load()) is not None:
+            self._tell(SpeedsRecalled(learnt))
+        if self._keeper is not None:
+            self._keeper.start()
         self._snapshots.start()
         self._thread.start()
 
@@ -113,6 +124,8 @@ class SchedulerService:
             self._close()
             return
         self._thread.join(JOIN_TIMEOUT_S)
+        if self._keeper is not None:
+            self._keeper.stop()
         if self._journal is not None:
             self._journal.stop()
         if self._thread.is_alive():
@@ -146,9 +159,14 @@ class SchedulerService:
 
     def view(self) -> dict[str, Any]:
         with self._lock:
-            return self._state.view(self._clock()) | {"malformed": dict(self._malformed)}
+            view = self._state.view(self._clock()) | {"malformed": dict(self._malformed)}
+        return view | ({} if self._journal is None else {"journal": self._journal.view()})
 
-    def _tell(self, event: RequestEnded | WorkerFailed) -> None:
+    def _learnt(self) -> Speeds:
+        with self._lock:
+            return self._state.learnt()
+
+    def _tell(self, event: RequestEnded | WorkerFailed | SpeedsRecalled) -> None:
         actions = self._decide(event)
         assert not actions, "callers' events cause no actions: they could not be carried out here"
 

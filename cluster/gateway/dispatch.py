@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -287,9 +288,7 @@ class Dispatcher:
         ttft_s = flight.first_token_after_plan_s
         if ttft_s is not None:
             self._metrics.predicted(plan.terms.ttft_s, ttft_s)
-            log.info(
-                "%s/%d: first token after %.4f s, predicted %.4f", flight.job.request_id, plan.attempt, ttft_s, plan.terms.ttft_s
-            )
+            _log_truth(flight, plan, ttft_s)
         output_tokens = len(flight.tokens) if flight.finish_reason is not None else None
         self._later(self._ports.finished(flight.job.request_id, plan.attempt, ttft_s, output_tokens))
 
@@ -306,6 +305,19 @@ class Dispatcher:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+
+def _log_truth(flight: InFlight, plan: Plan, ttft_s: float) -> None:
+    """One line: each term of the plan beside what it was. Where the worker's report was lost, or is an earlier attempt's, that is
+    not known."""
+    done, terms = flight.timing.prefill, plan.terms
+    known = done is not None and done.attempt == plan.attempt
+    queue_s, load_s, compute_s = (done.queue_s, done.load_s, done.compute_s) if known and done else (math.nan,) * 3
+    log.info(
+        "%s/%d: first token after %.4f s, predicted %.4f; queue %.4f/%.4f load %.4f/%.4f (%.4f in the queue) compute %.4f/%.4f",
+        flight.job.request_id, plan.attempt, ttft_s, terms.ttft_s, queue_s, terms.queue_s, load_s, terms.load_s, terms.overlap_s,
+        compute_s, terms.compute_s,
+    )  # fmt: skip
 
 
 async def _quiet(call: Coroutine[Any, Any, Any]) -> None:

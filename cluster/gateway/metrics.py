@@ -42,6 +42,12 @@ class GatewayMetrics:
             buckets=TTFT_BUCKETS_S,
             registry=registry,
         )
+        self.ttft_after_plan = Histogram(
+            name("ttft_after_plan_seconds"),
+            "Plan to first token as it was, of the requests of which the prediction is shown.",
+            buckets=TTFT_BUCKETS_S,
+            registry=registry,
+        )
         self.ttft_error = Histogram(
             name("ttft_prediction_error_ratio"),
             "Predicted less actual time from plan to first token, over the actual; absolute.",
@@ -73,6 +79,7 @@ class GatewayMetrics:
     def predicted(self, predicted_s: float, actual_s: float) -> None:
         """A plan's first token came."""
         self.ttft_predicted.observe(predicted_s)
+        self.ttft_after_plan.observe(actual_s)
         self.ttft_error.observe(abs(predicted_s - actual_s) / max(actual_s, 1e-3))
 
     def answered(self, flight: InFlight) -> None:

@@ -32,7 +32,8 @@ class ClusterProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.cluster.launcher"],
             cwd=REPOSITORY,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | (environment or {}),
+            # Speeds that one test's cluster has learnt are not the next one's.
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_STATE_HOME": str(log.parent / "state")} | (environment or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import random
+import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import msgpack
 import pytest
@@ -137,8 +140,8 @@ def test_the_file_is_the_owners_alone_and_ends_at_its_size(tmp_path: Path):
         journal.note(float(i), Tick(), [])
     journal.stop()
     assert path.stat().st_mode & 0o777 == 0o600
-    assert 2000 <= path.stat().st_size < 4000
-    assert journal.ended
+    assert 1900 <= path.stat().st_size <= 2000
+    assert journal.view() == {"rows": journal.view()["rows"], "bytes": path.stat().st_size, "ended": "it has its full size"}
     state = SchedulerState(settings)
     with path.open("rb") as stream:
         assert all(state.handle(each.input, each.now) == [] for each in read_journal(stream)[2])  # type: ignore[arg-type]
@@ -152,3 +155,107 @@ def test_nothing_is_kept_after_the_end(tmp_path: Path):
     size = path.stat().st_size
     journal.note(1.0, Tick(), [])
     assert path.stat().st_size == size
+
+
+def test_an_earlier_journal_is_kept_once(tmp_path: Path):
+    path = tmp_path / "journal"
+    for seed in range(3):
+        journal = JournalFile(path, SchedulerSettings(seed=seed), "shortest")
+        journal.start()
+        journal.stop()
+    seeds = {}
+    for each in tmp_path.iterdir():
+        with each.open("rb") as stream:
+            seeds[each.name] = read_journal(stream)[0].seed
+    assert seeds == {"journal": 2, "journal.old": 1}
+
+
+@pytest.mark.parametrize("kind", ["text", "folder", "pipe", "link"])
+def test_what_is_no_journal_is_not_overwritten(kind: str, tmp_path: Path):
+    path = tmp_path / "journal"
+    match kind:
+        case "text":
+            path.write_text("the only copy of something")
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case _:
+            path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="journal"):
+        JournalFile(path, SchedulerSettings(), "shortest").start()
+    assert [each.name for each in tmp_path.iterdir()] == ["journal"]
+
+
+class StuckDisk:
+    """A file whose writes wait for ``release``, and then fail if ``broken``."""
+
+    def __init__(self, file: BinaryIO, *, broken: bool = False) -> None:
+        self._file = file
+        self._broken = broken
+        self.entered, self.release = threading.Event(), threading.Event()
+
+    def write(self, data: bytes) -> None:
+        self.entered.set()
+        assert self.release.wait(10)
+        if self._broken:
+            raise OSError(5, "Input/output error")
+        self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def __enter__(self) -> StuckDisk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def on_a_stuck_disk(path: Path, monkeypatch: pytest.MonkeyPatch, *, broken: bool = False) -> tuple[JournalFile, StuckDisk]:
+    journal = JournalFile(path, SchedulerSettings(), "shortest", waiting_max=100)
+    disks: list[StuckDisk] = []
+    real = os.fdopen
+
+    def stuck(descriptor: int, mode: str) -> StuckDisk:
+        disks.append(StuckDisk(real(descriptor, mode), broken=broken))  # type: ignore[arg-type]
+        return disks[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", stuck)
+        journal.start()
+    assert disks[0].entered.wait(10)
+    return journal, disks[0]
+
+
+def test_a_disk_that_cannot_keep_up_ends_the_journal_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    journal, disk = on_a_stuck_disk(tmp_path / "journal", monkeypatch)
+    for i in range(1000):
+        journal.note(float(i), Tick(), [])
+    assert journal.view()["ended"] == "the disk cannot keep up"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    disk.release.set()
+    journal.stop()
+    report = replay_journal(tmp_path / "journal")  # what was taken is whole
+    assert report.equal
+    assert report.rows == 100
+
+
+def test_a_disk_that_fails_ends_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    journal, disk = on_a_stuck_disk(tmp_path / "journal", monkeypatch, broken=True)
+    disk.release.set()
+    journal._thread.join(10)
+    assert journal.view()["ended"] == "Input/output error"
+    journal.note(1.0, Tick(), [])
+    journal.stop()
+
+
+def test_a_row_that_cannot_be_packed_ends_the_journal_and_nothing_else(tmp_path: Path):
+    journal = JournalFile(tmp_path / "journal", SchedulerSettings(), "shortest")
+    journal.start()
+    journal.note(1.0, RequestEnded("\ud800", 0), [])
+    assert journal.view()["ended"] == "a row could not be packed"
+    journal.stop()
+    assert replay_journal(tmp_path / "journal").rows == 0

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from scheduler.members import DecodeWorker, PrefillWorker, Worker
-from scheduler.plan import PlanTerms
 from scheduler.prefill_queue import RequestAttempt
 from scheduler.promises import Promises
 
@@ -28,8 +27,6 @@ class Assignment:
     prefill: PrefillWorker | None
     decode: DecodeWorker | None
     deadline: float
-    request_class: str = ""
-    terms: PlanTerms | None = None
 
 
 class Assignments:
@@ -55,13 +52,10 @@ class Assignments:
         assignment = self._open.get(request[0])
         return assignment if assignment is not None and assignment.request == request else None
 
-    def add(
-        self, request: RequestAttempt, prefill: PrefillWorker, decode: DecodeWorker | None, now: float,
-        *, request_class: str = "", terms: PlanTerms | None = None,
-    ) -> None:  # fmt: skip
+    def add(self, request: RequestAttempt, prefill: PrefillWorker, decode: DecodeWorker | None, now: float) -> None:
         """The workers' own books must have the request already; a request id that is under way is an error of the caller."""
         assert request[0] not in self._open
-        self._open[request[0]] = Assignment(request, prefill, decode, now + self._life_s, request_class, terms)
+        self._open[request[0]] = Assignment(request, prefill, decode, now + self._life_s)
         self._touched(prefill)
         if decode is not None:
             self._touched(decode)

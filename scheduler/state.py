@@ -42,7 +42,7 @@ from scheduler.routing.registry import make_policy
 from scheduler.routing.view import Choice, Need, Obstacle, Prefixes, View
 from scheduler.snapshots import SnapshotSchedule
 from scheduler.speeds import Speeds
-from scheduler.truth import PredictionLog
+from scheduler.truth import Planned, PredictionLog
 
 IN_FLIGHT_MAX: Final = 65536
 BLOCK_TOKENS_GUESS: Final = 64
@@ -145,12 +145,9 @@ class SchedulerState:
 
     def _request_ended(self, event: RequestEnded, now: float) -> None:
         attempt = (event.request_id, event.attempt)
-        assignment = self.assignments.find(attempt)
-        if assignment is not None:
-            if event.ttft_s is not None and assignment.terms is not None:
-                self.truth.ended(assignment.terms, event.ttft_s)
-            if event.output_tokens is not None:
-                self.lengths.observe(assignment.request_class, event.output_tokens)
+        planned = self.truth.ended(attempt, event.ttft_s)
+        if planned is not None and event.output_tokens is not None:
+            self.lengths.observe(planned.request_class, event.output_tokens)
         self.assignments.end(attempt, now)
 
     def _worker_failed(self, event: WorkerFailed, now: float) -> None:
@@ -273,7 +270,8 @@ class SchedulerState:
         self._promises.add(key, self.index.slot_of(prefill.node_id), request.keys[found.cached_blocks :])
         if found.source is not None:
             self.fleet.senders.sends(found.source, found.pull_s, now)
-        self.assignments.add(key, prefill, decode, now, request_class=target.name, terms=found.terms)
+        self.assignments.add(key, prefill, decode, now)
+        self.truth.planned(key, Planned(found.terms.ttft_s, target.name))
         self.counters["plans"] += 1
         decode_id, decode_node = view.decode.ids[found.decode], self.fleet.decode[view.decode.ids[found.decode]].node_id
         return Plan(

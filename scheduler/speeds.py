@@ -7,7 +7,7 @@ Only speeds are kept, by the names of workers and nodes. They hold for one model
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Final, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -18,7 +18,8 @@ from scheduler.routing.load_speed import PER_BYTE_MAX, PER_BYTE_MIN
 VERSION: Final = 1
 MEMBERS_MAX: Final = 8192
 """Workers of each role, and nodes."""
-LINKS_MAX: Final = 16_384
+LINKS_MAX: Final = 4096
+"""They are collected under the scheduler's lock, a few milliseconds for so many."""
 BYTES_MAX: Final = 16 * 2**20
 """Of the JSON; full tables of long names take less."""
 
@@ -47,6 +48,8 @@ class Speeds:
     links: tuple[Link, ...] = ()
 
 
+_TABLES: Final = tuple(table.name for table in fields(Speeds))
+
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 _PerToken = Annotated[float, Field(ge=1e-9, le=10.0)]
 _PerPosition = Annotated[float, Field(ge=0.0, le=1e-2)]
@@ -74,7 +77,7 @@ class _Kept(BaseModel):
 def to_json(speeds: Speeds, model: str) -> bytes:
     """What was learnt while ``model`` was served. An entry that is out of its bounds is left out, since nobody would take the
     file with it. Raises SpeedsError where that does not help."""
-    data: dict[str, Any] = {"version": VERSION, "model": model} | asdict(speeds)
+    data: dict[str, Any] = {"version": VERSION, "model": model} | {table: getattr(speeds, table) for table in _TABLES}
     try:
         try:
             kept = _Kept.model_validate(data)

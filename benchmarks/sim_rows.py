@@ -129,13 +129,21 @@ GATES: Final = ("none", "early", "predictive")
 
 @registry.benchmark(*(f"admission_{what}_{gate}" for gate in GATES for what in ("rejected", "good", "swing")))
 def overload() -> Iterator[Row]:
-    """Twice the replay speed, 8P + 3D, a first token within 30 s and 42 ms a token asked for: prefill and decode are both too
+    """Twice the replay speed, 5P + 3D, a first token within 30 s and 42 ms a token asked for: prefill and decode are both too
     few. ``good`` are those that got both; ``swing`` is the standard deviation of the decode load over time."""
     found = run_all(
         [
             _ours(
                 Spec(
-                    "conversation", "ours", 2.0, CUT, decode=3, admission=gate, service="default=ttft 30s tpot 42ms", tpot_s=0.042
+                    "conversation",
+                    "ours",
+                    2.0,
+                    CUT,
+                    prefill=5,
+                    decode=3,
+                    admission=gate,
+                    service="default=ttft 30s tpot 42ms",
+                    tpot_s=0.042,
                 )
             )
             for gate in GATES

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
@@ -116,7 +117,8 @@ def run_all(specs: Sequence[Spec]) -> dict[Spec, Found]:
     """All of ``specs``, as many at a time as there are cores."""
     for spec in specs:
         load_trace(spec.trace, spec.speed, spec.limit)  # a missing trace is a skip here, not a crash in a child
-    with ProcessPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    # Fresh processes: a forked one would have this one's handler of SIGTERM, and go on when it is told to end.
+    with ProcessPoolExecutor(max_workers=os.cpu_count() or 1, mp_context=get_context("spawn")) as pool:
         return dict(zip(specs, pool.map(run_one, specs), strict=True))
 
 

@@ -41,7 +41,7 @@ WORKERS = {"p0": "n0", "p1": "n1", "d0": "n0", "d1": "n1"}
 """With the node that each is attached to."""
 REQUESTS = 6
 BLOCKS = 1000
-LIFE_S = 8.0
+LIFE_S = 12.0
 PEACE_BEATS = 45
 """Of a second: longer than any request lives, and than a question for a snapshot stays open that nobody answers."""
 DOCS = {name: keys_of(name, 6) for name in ("a", "b")}
@@ -74,6 +74,7 @@ class Node(FakeNode):
     def __init__(self, node_id: str, incarnation: str) -> None:
         super().__init__(node_id, incarnation)
         self.batches: list[EventBatch] = []
+        self.snapshots: list[FakeSnapshot] = []
 
     def publish(self, events: tuple[BlockEvent, ...]) -> EventBatch:
         self.sequence += 1
@@ -85,7 +86,8 @@ class Node(FakeNode):
 
     def snapshot(self) -> FakeSnapshot:
         by_medium = {medium: frozenset(k for m, k in self.content() if m == medium) for medium in (DRAM, SSD)}
-        return FakeSnapshot(self.id, self.incarnation, self.sequence, by_medium)
+        self.snapshots.append(FakeSnapshot(self.id, self.incarnation, self.sequence, by_medium))
+        return self.snapshots[-1]
 
 
 class Worker:
@@ -96,6 +98,7 @@ class Worker:
         self.incarnation = incarnation
         self.fence = 0
         self.has: list[Attempt] = []
+        self.free_blocks = BLOCKS
         self._reports = 0
 
     def report(self, finished: list[Attempt]) -> WorkerReport:
@@ -106,7 +109,7 @@ class Worker:
             left = 1000 + self._reports if self.has else 0  # another number each time: it gets on with its work
             load = PrefillLoad(0, len(self.has), left, tuple((*request, 500, 100, 1.25) for request in finished))
         else:
-            load = DecodeLoad(0, len(self.has), BLOCKS - 10 * len(self.has), BLOCKS, 0.02, tuple(finished))
+            load = DecodeLoad(0, len(self.has), self.free_blocks, BLOCKS, 0.02, tuple(finished))
         return WorkerReport(self.id, self.incarnation, self.id, WORKERS[self.id], self.fence, load)
 
 
@@ -246,10 +249,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tell(self.late[at] if again else self.late.pop(at))
 
     @rule(data=st.data(), node_id=nodes)
-    def an_old_batch_comes_again(self, data: st.DataObject, node_id: str) -> None:
-        batches = self.nodes[node_id].batches
-        if batches:
-            self.tell(BlocksChanged(data.draw(st.sampled_from(batches))))
+    def what_a_node_said_comes_again(self, data: st.DataObject, node_id: str) -> None:
+        node = self.nodes[node_id]
+        said = [*map(BlocksChanged, node.batches), *map(SnapshotArrived, node.snapshots)]
+        if said:
+            self.tell(data.draw(st.sampled_from(said)))
 
     @rule(how=st.sampled_from(["now", "now", "late", "failed", "never"]))
     def snapshots_are_answered(self, how: str) -> None:
@@ -357,6 +361,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             worker.has = []
         for _ in range(PEACE_BEATS):
             self.beat(1.0)
+        for worker in self.workers.values():
+            worker.free_blocks = 0  # so that its room is what the scheduler's own charges leave
+        self.beat(1.0)
         self.the_books_agree()
         view = self.state.view(self.now)
         assert (view["in_flight"], view["promised"]) == (0, 0)

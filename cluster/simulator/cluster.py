@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -26,6 +26,7 @@ from cluster.simulator.faults import Fault, Faults
 from cluster.simulator.gateway import Gateway
 from cluster.simulator.kernel import Kernel
 from cluster.simulator.links import Network
+from cluster.simulator.pausable import PausableClock, PausableDoor, PausableNetwork
 from cluster.simulator.pool_node import PoolNode
 from cluster.simulator.prefill import PrefillWorker
 from cluster.simulator.profile import Profile
@@ -133,8 +134,10 @@ class Simulation:
         self._trace = trace
         self._settings = settings
         self.kernel = Kernel()
-        network = Network(self.kernel)
-        self.world = World(self.kernel, network, settings.profile, trace.block_tokens)
+        self.network = Network(self.kernel)
+        self.clocks: dict[str, PausableClock] = {}
+        """Of the workers that a fault will freeze."""
+        self.world = World(self.kernel, self.network, settings.profile, trace.block_tokens)
         self.state = SchedulerState(settings.scheduler, order=settings.prefill_worker.order)
         self.gateway = Gateway(self.world, trace, cache_root((("trace", trace.name),)))
         self.gateway.scheduler = self
@@ -195,18 +198,22 @@ class Simulation:
             accelerator = Accelerator()
             worker_id = f"prefill-{number:03}"
             self.prefill[worker_id] = PrefillWorker(
-                worker_id, node, world, settings.prefill_worker, self.gateway, accelerator
+                worker_id, node, self._world_of(worker_id), settings.prefill_worker, self.gateway, accelerator
             )  # fmt: skip
             if colocated:
                 worker_id = f"decode-{number:03}"
                 self.decode[worker_id] = DecodeWorker(
-                    worker_id, node, world, settings.decode_worker, self.gateway, accelerator
+                    worker_id, node, self._world_of(worker_id), settings.decode_worker, self.gateway, accelerator
                 )  # fmt: skip
         for number in range(0 if colocated else settings.decode):
             node = self._new_node(f"d{number:03}")
             worker_id = f"decode-{number:03}"
-            self.decode[worker_id] = DecodeWorker(worker_id, node, world, settings.decode_worker, self.gateway, Accelerator())
-        self.gateway.prefill, self.gateway.decode = dict(self.prefill), dict(self.decode)
+            self.decode[worker_id] = DecodeWorker(
+                worker_id, node, self._world_of(worker_id), settings.decode_worker, self.gateway, Accelerator()
+            )
+        clocks = self.clocks
+        for doors, workers in ((self.gateway.prefill, self.prefill), (self.gateway.decode, self.decode)):
+            doors |= {name: PausableDoor(worker, clocks[name]) if name in clocks else worker for name, worker in workers.items()}
         members = [*world.nodes, *self.prefill, *self.decode]
         period = settings.scheduler.heartbeat_s
         for place, member in enumerate(members):
@@ -216,10 +223,17 @@ class Simulation:
         for fault in settings.faults:
             self.kernel.at(WARM_UP_S + fault.at_s, partial(self._faults.begin, self, fault))
 
+    def _world_of(self, worker_id: str) -> World:
+        """The world as the worker sees it: it stands still while the worker is frozen."""
+        if not any(fault.kind == "freeze" and fault.target == worker_id for fault in self._settings.faults):
+            return self.world
+        clock = self.clocks[worker_id] = PausableClock(self.kernel)
+        return replace(self.world, kernel=clock, network=PausableNetwork(self.network, clock))
+
     def _new_node(self, node_id: str) -> PoolNode:
         settings = self._settings
         node = PoolNode(
-            node_id, self.kernel, self.world.network, settings.profile, dram_blocks=settings.dram_blocks,
+            node_id, self.kernel, self.network, settings.profile, dram_blocks=settings.dram_blocks,
             ssd_blocks=settings.ssd_blocks, block_tokens=self._trace.block_tokens, pool=settings.pool, told=self._events,
         )  # fmt: skip
         self.world.nodes[node_id] = node
@@ -337,7 +351,7 @@ class Simulation:
         counters |= {
             "retries": self.gateway.retries,
             "evictions": sum(node.blocks.evictions for node in nodes),
-            "flows": self.world.network.flows,
+            "flows": self.network.flows,
             "calls": self.kernel.calls,
         }
         workers = (*self.prefill.values(), *self.decode.values())

@@ -244,16 +244,22 @@ class DecodeWorker:
             if to_read:
                 ports.insert(0, handoff.node.ssd_read)
                 self._world.moved_bytes["ssd_read"] += len(to_read) * node.block_bytes
-            done = partial(self._arrived, pull, len(wanted), self._world.kernel.now, size)
+            losses = _losses(handoff.node, bool(to_read))
+            done = partial(self._arrived, pull, len(wanted), self._world.kernel.now, size, losses, bool(to_read))
             pull.flow = self._world.network.start(ports, size, done, latency_s=self._world.profile.latency_s)
         elif handoff.tail:
             pull.over = True
             self._world.kernel.after(self._world.profile.latency_s, self._ready, self.state, pull)
 
-    def _arrived(self, pull: _Pull, count: int, started: float, size: int) -> None:
+    def _arrived(
+        self, pull: _Pull, count: int, started: float, size: int, losses: tuple[int, int], from_ssd: bool
+    ) -> None:  # fmt: skip
         keys, now = pull.handoff.keys, self._world.kernel.now
         pull.handoff.node.unlease(pull.leased)
         pull.leased, pull.flow = (), None
+        if losses != _losses(pull.handoff.node, from_ssd):
+            self._pull_ended(pull, False, "a block is gone")
+            return
         first = pull.arrived
         self.node.pulls.append((pull.handoff.node.id, size, now - started))
         self.node.store(keys[first : first + count], keys[first - 1] if first else None)
@@ -415,3 +421,8 @@ class DecodeWorker:
         while self._segments_gone < oldest:
             self._segments.popleft()
             self._segments_gone += 1
+
+
+def _losses(node: PoolNode, from_ssd: bool) -> tuple[int, int]:
+    """How often what is read there has lost everything."""
+    return node.restarts, node.disk_losses if from_ssd else 0

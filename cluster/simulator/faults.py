@@ -10,6 +10,9 @@ lose_events     a node's event batches are lost, each with probability ``amount`
 repeat_events   they arrive twice, the second time late and out of order
 slow_link       a node's NIC has 1 / ``amount`` of its bandwidth
 slow_worker     a worker computes ``amount`` times slower
+freeze          a worker does nothing, not even beat; then it goes on where it was, with what was true before
+slow_disk       a node's SSD has 1 / ``amount`` of its bandwidth
+dead_disk       a node's SSD is gone, or full for somebody else's files; then an empty one is there
 ==============  =====================================================================================================
 """
 
@@ -24,8 +27,12 @@ from kv_pool.events.types import EventBatch
 if TYPE_CHECKING:
     from cluster.simulator.cluster import Simulation
 
-Kind = Literal["kill", "kill_node", "mute", "lose_events", "repeat_events", "slow_link", "slow_worker"]
+Kind = Literal[
+    "kill", "kill_node", "mute", "lose_events", "repeat_events", "slow_link", "slow_worker", "freeze", "slow_disk", "dead_disk"
+]  # fmt: skip
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+AT_NODES: Final[tuple[Kind, ...]] = ("kill_node", "lose_events", "repeat_events", "slow_link", "slow_disk", "dead_disk")
+"""Their targets are nodes; the others' are workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +54,7 @@ def random_faults(
     faults: list[Fault] = []
     for _ in range(count):
         kind = draw.choice(KINDS)
-        at_node = kind in ("kill_node", "lose_events", "repeat_events", "slow_link")
-        target = draw.choice(nodes if at_node else workers)
+        target = draw.choice(nodes if kind in AT_NODES else workers)
         amount = 0.3 if kind == "lose_events" else draw.uniform(2, 20)
         faults.append(Fault(kind, target, draw.uniform(0, duration_s), draw.uniform(0.2, 20.0), amount))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
@@ -62,6 +68,7 @@ class Faults:
         self._down: dict[str, int] = {}
         self._mute: dict[str, int] = {}
         self._lossy: dict[str, list[Fault]] = {}
+        self._no_disk: dict[str, int] = {}
         self._restarts = 0
         self.begun = 0
         self.lossy = any(fault.kind.endswith("events") for fault in faults)
@@ -96,6 +103,8 @@ class Faults:
                 self._count(self._down, fault.target, 1)
                 self._restarts += 1
                 world.nodes[fault.target].restart(str(self._restarts))
+                if fault.target in self._no_disk:
+                    world.nodes[fault.target].disk_down()
             case "mute":
                 self._count(self._mute, fault.target, 1)
             case "lose_events" | "repeat_events":
@@ -103,7 +112,18 @@ class Faults:
             case "slow_link":
                 node = world.nodes[fault.target]
                 for port in (node.nic_out, node.nic_in):
-                    world.network.set_speed(port, port.bytes_per_s / fault.amount)
+                    simulation.network.set_speed(port, port.bytes_per_s / fault.amount)
+            case "slow_disk":
+                node = world.nodes[fault.target]
+                for port in (node.ssd_read, node.ssd_write):
+                    simulation.network.set_speed(port, port.bytes_per_s / fault.amount)
+            case "dead_disk":
+                self._count(self._no_disk, fault.target, 1)
+                world.nodes[fault.target].disk_down()
+            case "freeze":
+                self._count(self._down, fault.target, 1)
+                clock = simulation.clocks[fault.target]
+                clock.frozen_until = max(clock.frozen_until, kernel.now + fault.for_s)
             case "slow_worker":
                 worker = simulation.prefill.get(fault.target) or simulation.decode[fault.target]
                 worker.slowness *= fault.amount
@@ -112,7 +132,7 @@ class Faults:
     def _end(self, simulation: Simulation, fault: Fault) -> None:
         world = simulation.world
         match fault.kind:
-            case "kill":
+            case "kill" | "freeze":
                 self._count(self._down, fault.target, -1)
             case "kill_node":
                 self._count(self._down, fault.target, -1)
@@ -126,7 +146,15 @@ class Faults:
             case "slow_link":
                 node = world.nodes[fault.target]
                 for port in (node.nic_out, node.nic_in):
-                    world.network.set_speed(port, port.bytes_per_s * fault.amount)
+                    simulation.network.set_speed(port, port.bytes_per_s * fault.amount)
+            case "slow_disk":
+                node = world.nodes[fault.target]
+                for port in (node.ssd_read, node.ssd_write):
+                    simulation.network.set_speed(port, port.bytes_per_s * fault.amount)
+            case "dead_disk":
+                self._count(self._no_disk, fault.target, -1)
+                if fault.target not in self._no_disk:
+                    world.nodes[fault.target].disk_up()
             case "slow_worker":
                 worker = simulation.prefill.get(fault.target) or simulation.decode[fault.target]
                 worker.slowness /= fault.amount
@@ -137,6 +165,8 @@ class Faults:
         self._restarts += 1
         worker.incarnation = str(self._restarts)
         worker.fence = 0
+        if worker_id in simulation.clocks:
+            simulation.clocks[worker_id].frozen_until = simulation.kernel.now  # the process that was frozen is gone
         worker.die()
 
     @staticmethod

@@ -64,7 +64,9 @@ class PoolNode:
         self._events: list[tuple[type[BlockEvent], str, list[BlockKey], BlockKey | None]] = []
         """Kind, medium, keys and parent of what is to be sent."""
         self._sending = False
-        self._generation = 0
+        self.restarts = 0
+        self.disk_losses = 0
+        """How often its DRAM and its SSD lost everything: whoever reads it notes both before and after."""
         self._open()
 
     # --- questions ------------------------------------------------------------------------------------------------------
@@ -168,10 +170,24 @@ class PoolNode:
     def restart(self, incarnation: str) -> None:
         """The process died and is there again, with nothing."""
         self.incarnation = incarnation
+        self.restarts += 1
+        self.disk_losses += 1
         self.sequence = -1
         self.pulls.clear()
         self._events.clear()
         self._open()
+
+    def disk_down(self) -> None:
+        """The SSD is gone, or full for somebody else's files: the node goes on with its DRAM."""
+        if self.log is not None and self.demotion.up:
+            self.disk_losses += 1
+            self._publish(self.demotion.disk_down(self._kernel.now))
+
+    def disk_up(self) -> None:
+        """An empty SSD is there."""
+        if self.log is not None and not self.demotion.up:
+            self._publish(self.demotion.disk_up(DiskUp((), None, ""), self._kernel.now))
+            self._demote()
 
     def check(self) -> None:
         """Assert that the tables agree and that nobody holds a lease but the drive."""
@@ -184,7 +200,6 @@ class PoolNode:
     # --- inside ---------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self._generation += 1
         self.slots = Slots(self._dram_blocks)
         self.log: SsdLog | None = None if self._ssd is None else make_log(self._pool, self._ssd, lambda key: self.has_dram(key))
         self.blocks = Blocks(self.slots, make_eviction_policy(self._pool.eviction), self._left_dram)
@@ -219,7 +234,7 @@ class PoolNode:
                 self._note(action.event)
             elif type(action) is WriteBatch:
                 size = batch_bytes(action)
-                self._network.start([self.ssd_write], size, partial(self._written, action, size, self._generation))
+                self._network.start([self.ssd_write], size, partial(self._written, action, size, self.disk_losses))
             # Epochs and budgets are for what runs in other processes.
         if self._events and not self._sending:
             self._sending = True
@@ -235,8 +250,8 @@ class PoolNode:
         elif isinstance(event, BlockRemoved):
             self._events.append((BlockRemoved, event.medium, list(event.keys), None))
 
-    def _written(self, batch: WriteBatch, size: int, generation: int) -> None:
-        if generation == self._generation:
+    def _written(self, batch: WriteBatch, size: int, disk_losses: int) -> None:
+        if disk_losses == self.disk_losses:
             self._publish(self.demotion.written(BatchWritten(batch.id, True, size), self._kernel.now))
             self._demote()
 

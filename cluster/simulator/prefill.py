@@ -47,6 +47,17 @@ class _Loading:
     remote_read: list[BlockKey]
     flows: dict[Flow, None] = field(default_factory=dict[Flow, None])
     remote_done_at: float = 0.0
+    losses: tuple[int, int, int] = (0, 0, 0)
+    """How often the node's SSD, the source's DRAM and its SSD had lost everything when it began."""
+
+    def losses_now(self, node: PoolNode) -> tuple[int, int, int]:
+        source = self.source
+        return (node.disk_losses, 0, 0) if source is None else (node.disk_losses, source.restarts, source.disk_losses)
+
+    def lost(self, node: PoolNode) -> bool:
+        """Whether something was to be read from what has broken meanwhile."""
+        read = (self.to_read, self.remote, self.remote_read)
+        return any(keys and then != now for then, now, keys in zip(self.losses, self.losses_now(node), read, strict=True))
 
     @property
     def total(self) -> int:
@@ -190,6 +201,7 @@ class PrefillWorker:
                 source.lease(remote)
         node.lease(own)
         loading = _Loading(world.kernel.now, first, own, to_read, source, remote, remote_read)
+        loading.losses = loading.losses_now(node)
         self._loading[prompt.id] = loading
         if not loading.total:
             world.kernel.after(world.profile.latency_s, self._loaded, prompt, loading)
@@ -227,6 +239,9 @@ class PrefillWorker:
             return
         now, node, size = self._world.kernel.now, self.node, self.node.block_bytes
         del self._loading[prompt.id]
+        if loading.lost(node):
+            self._cut_short(prompt, loading)
+            return
         good = loading.first + loading.total
         keys = prompt.task.keys[loading.first : good]
         node.read(loading.to_read)
@@ -255,6 +270,10 @@ class PrefillWorker:
         if self._loading.get(prompt.id) is not loading:
             return
         del self._loading[prompt.id]
+        self._cut_short(prompt, loading)
+
+    def _cut_short(self, prompt: Prompt, loading: _Loading) -> None:
+        """Go on with the blocks that were in this node's DRAM from the start, as far as they follow each other."""
         self._drop(loading)
         there = 0
         for key, block in zip(prompt.task.keys[loading.first :], loading.own, strict=False):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from cluster.simulator.kernel import Kernel
-from cluster.simulator.links import Network
+from cluster.simulator.links import Flow, Port
 from cluster.simulator.pool_node import PoolNode
 from cluster.simulator.profile import Profile
 from engine.serving.token_stream import FailureCause
@@ -32,6 +31,22 @@ class Handoff:
     def tell(self) -> None:
         if self.changed is not None:
             self.changed()
+
+
+class Clock(Protocol):
+    """A :class:`~cluster.simulator.kernel.Kernel`, or one that can be held for one worker."""
+
+    @property
+    def now(self) -> float: ...
+    def at(self, time: float, call: Callable[..., None], *args: Any) -> None: ...
+    def after(self, seconds: float, call: Callable[..., None], *args: Any) -> None: ...
+
+
+class Transfers(Protocol):
+    """A :class:`~cluster.simulator.links.Network`, or one that can be held for one worker."""
+
+    def start(self, ports: Sequence[Port], size: int, done: Callable[[], None], *, latency_s: float = 0.0) -> Flow: ...
+    def cancel(self, flow: Flow) -> None: ...
 
 
 class Gateway(Protocol):
@@ -66,8 +81,8 @@ class Gaps:
 
 @dataclass(slots=True)
 class World:
-    kernel: Kernel
-    network: Network
+    kernel: Clock
+    network: Transfers
     profile: Profile
     block_tokens: int
     nodes: dict[str, PoolNode] = field(default_factory=dict[str, PoolNode])

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from cluster.simulator.cluster import Simulation, SimulationSettings, first_guesses, simulate
-from cluster.simulator.faults import KINDS, Fault, random_faults
+from cluster.simulator.faults import AT_NODES, KINDS, Fault, random_faults
 from cluster.simulator.profile import load_profile
 from cluster.simulator.records import Outcome, RunResult
 from cluster.simulator.trace import Trace, read_trace
@@ -176,8 +176,7 @@ def run_with(faults: tuple[Fault, ...], seed: int, count: int = 40, policy: str 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_fault_alone(kind: str):
-    at_node = kind in ("kill_node", "lose_events", "repeat_events", "slow_link")
-    targets = ("p000", "d001") if at_node else ("prefill-000", "decode-001")
+    targets = ("p000", "d001") if kind in AT_NODES else ("prefill-000", "decode-001")
     faults = tuple(Fault(kind, target, 3.0, 8.0, 0.5 if kind == "lose_events" else 10.0) for target in targets)  # type: ignore[arg-type]
     result = run_with(faults, 1)
     assert all(record.outcome is Outcome.COMPLETED for record in result.records)
@@ -187,6 +186,39 @@ def test_a_killed_worker_s_requests_are_answered_by_another():
     result = run_with((Fault("kill", "prefill-001", 4.0, 30.0), Fault("kill", "decode-000", 5.0, 30.0)), 0)
     assert result.counters["retries"] > 0
     assert all(record.outcome is Outcome.COMPLETED for record in result.records)
+
+
+def test_who_is_frozen_for_long_is_given_up_and_its_late_work_changes_nothing():
+    frozen = (Fault("freeze", "prefill-001", 4.0, 30.0), Fault("freeze", "decode-000", 5.0, 30.0))
+    result = run_with(frozen, 0)
+    assert result.counters["retries"] > 0
+    assert all(record.outcome is Outcome.COMPLETED for record in result.records)
+    assert mean_ttft(result) > mean_ttft(run_with((), 0))
+
+
+def test_a_node_without_its_disk_goes_on_and_fills_an_empty_one_later():
+    faults = tuple(Fault("dead_disk", node, 45.0, 20.0) for node in NODES)
+    simulation = Simulation(cut(200), settings(dram=200, ssd=2000, faults=faults))
+    result = simulation.run()
+    simulation.check()
+    assert all(record.outcome is Outcome.COMPLETED for record in result.records)
+    held = [sum(sample.ssd_blocks) for sample in result.samples]
+    assert held[4] > 0, "after 40 s"
+    assert held[5] == held[6] == 0
+    assert held[-1] > 0
+
+
+def test_what_a_node_was_sending_when_it_died_does_not_arrive():
+    given = replace(settings(prefill=2, decode=1), profile=PROFILE.model_copy(update={"nic_bytes_per_s": 2e8}))
+    (whole,) = simulate(cut(1), given).records
+    assert whole.ttft_s is not None
+    assert whole.handoff_s is not None
+    assert whole.handoff_s > 2.0, "its blocks are long on their way"
+    node = "p" + whole.prefill_worker[-3:]
+    simulation = Simulation(cut(1), replace(given, faults=(Fault("kill_node", node, whole.ttft_s + 1.0, 0.5),)))
+    (record,) = simulation.run().records
+    simulation.check()
+    assert (record.outcome, record.attempts) == (Outcome.COMPLETED, 2)
 
 
 @pytest.mark.parametrize("first", range(0, 40, 10))

@@ -17,15 +17,23 @@ Cursors, in tokens::
     0 <= cached <= computed <= total
     |--- reused ---|--- computed here ---|--- still to do ---|
     computed starts at cached and moves to absolute multiples of chunk_tokens, then to total.
+
+Siblings: a waiting prompt whose next block is being loaded or computed by one that was admitted before it (its leader) is held
+back until that block is in place on the device, instead of doing the same again. It stays WAITING, so it has no device blocks
+and nothing waits for it: no circle can form. It keeps its place among those that may be admitted, and lends its leader its
+precedence, so that it is served no later than if it did the work itself. It goes on by itself when its leader ends in any way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import itemgetter
 from typing import Protocol
 
 from engine.serving.token_stream import FailureCause
+from kv_pool.keys import BlockKey
 from prefill_worker.task import PrefillTask
 
 RequestId = tuple[str, int]
@@ -51,6 +59,8 @@ class Prompt:
     """Tokens that the plan believes cached; what is really there is known once the load is over."""
     cached: int = 0
     computed: int = 0
+    blocks_in_place: int = 0
+    """Leading blocks that others can share on the device now."""
     published_blocks: int = 0
     transfers: int = 0
     """Transfers that still read or write this prompt's blocks: they go back only at 0."""
@@ -177,6 +187,8 @@ class PrefillState:
     running_max: int
     order: QueueOrder
     prompts: dict[RequestId, Prompt] = field(default_factory=dict[RequestId, Prompt])
+    held: list[tuple[Prompt, Prompt]] = field(default_factory=list[tuple[Prompt, Prompt]])
+    """Those that would be admitted now but for a leader, with that leader. Made anew by each look at who waits."""
 
     # --- events ---------------------------------------------------------------------------------------------------------
 
@@ -199,6 +211,7 @@ class PrefillState:
         """The shell found room; the first ``device_blocks`` blocks were in the device cache."""
         assert prompt.phase is Phase.WAITING
         prompt.load_started = now
+        prompt.blocks_in_place = device_blocks
         first, last = device_blocks, self.reusable_blocks(prompt)
         if first < last:
             prompt.phase = Phase.LOADING
@@ -215,10 +228,11 @@ class PrefillState:
 
     def next_piece(self) -> Piece | None:
         """The piece to run now. Ends at the next absolute multiple of ``chunk_tokens``, or at the prompt's end."""
-        ready = [p for p in self.prompts.values() if p.phase is Phase.COMPUTING]
-        if not ready:
+        keys = [(self.order.key(p), p) for p in self.prompts.values() if p.phase is Phase.COMPUTING]
+        if not keys:
             return None
-        prompt = min(ready, key=self.order.key)
+        keys += [(self.order.key(held), leader) for held, leader in self.held if leader.phase is Phase.COMPUTING]
+        prompt = min(keys, key=itemgetter(0))[1]
         end = min(prompt.total, (prompt.computed // self.chunk_tokens + 1) * self.chunk_tokens)
         return Piece(prompt, prompt.computed, end)
 
@@ -228,6 +242,7 @@ class PrefillState:
         assert prompt.phase is Phase.COMPUTING
         assert piece.start == prompt.computed
         prompt.computed = piece.end
+        prompt.blocks_in_place = max(prompt.blocks_in_place, piece.end // self.block_tokens)
         prompt.compute_s += seconds
         self.order.observe(piece.end - piece.start, seconds)
         actions = self._publish(prompt)
@@ -237,7 +252,7 @@ class PrefillState:
                 prompt.transfers += 1
                 actions.append(HandOver(prompt))
             actions += self._settle(prompt)
-        return actions
+        return actions + self._held_admissions()
 
     def published(self, prompt: Prompt, ok: bool, detail: str) -> list[Action]:
         """One publish (or the hand-over) ended. A block that did not get out means that decode cannot start: plan again."""
@@ -276,12 +291,15 @@ class PrefillState:
     def can_compute(self) -> bool:
         return any(p.phase is Phase.COMPUTING for p in self.prompts.values())
 
+    def sharable_blocks(self, prompt: Prompt) -> int:
+        """Blocks that the device cache may supply: at least one token is always computed, for its logits."""
+        return self._usable(prompt, (prompt.total - 1) // self.block_tokens) // self.block_tokens
+
     def reusable_blocks(self, prompt: Prompt) -> int:
-        """Blocks that the pool may supply: at least one token is always computed, for its logits, and no more are loaded than the
-        plan says."""
-        blocks = (prompt.total - 1) // self.block_tokens
-        limit = prompt.task.load_max_blocks
-        return self._usable(prompt, blocks if limit is None else min(blocks, limit)) // self.block_tokens
+        """Blocks that the pool may supply: of the sharable ones no more than the plan says. (What the device holds costs nothing
+        and is used whatever the plan says.)"""
+        blocks, limit = self.sharable_blocks(prompt), prompt.task.load_max_blocks
+        return blocks if limit is None else self._usable(prompt, min(blocks, max(0, limit))) // self.block_tokens
 
     # --- inside ---------------------------------------------------------------------------------------------------------
 
@@ -293,16 +311,45 @@ class PrefillState:
         return tokens
 
     def _admissions(self) -> list[Action]:
-        busy = sum(p.phase in (Phase.LOADING, Phase.COMPUTING) for p in self.prompts.values())
+        self.held = []
+        room = self.running_max - sum(p.phase in (Phase.LOADING, Phase.COMPUTING) for p in self.prompts.values())
+        if room <= 0:
+            return []
         waiting = [p for p in self.prompts.values() if p.phase is Phase.WAITING]
         waiting.sort(key=self.order.key)
-        return [Admit(prompt) for prompt in waiting[: max(0, self.running_max - busy)]]
+        ahead = [p for p in self.prompts.values() if p.phase in (Phase.LOADING, Phase.COMPUTING, Phase.HANDING_OVER)]
+        actions: list[Action] = []
+        for prompt in waiting[:room]:
+            leader = self._leader(prompt, ahead)
+            if leader is not None:
+                self.held.append((prompt, leader))
+            else:
+                ahead.append(prompt)
+                actions.append(Admit(prompt))
+        return actions
+
+    def _held_admissions(self) -> list[Action]:
+        """A leader has come further, or has ended."""
+        return self._admissions() if self.held else []
+
+    def _leader(self, prompt: Prompt, ahead: list[Prompt]) -> Prompt | None:
+        """Whoever of those ``ahead`` will have more of the blocks of ``prompt`` in place than there are now; None: nobody."""
+        keys, there, coming, leader = prompt.task.keys, 0, 0, None
+        for other in ahead:
+            common = common_blocks(keys, other.task.keys)
+            there = max(there, min(common, other.blocks_in_place))
+            if common > coming:
+                coming, leader = common, other
+        sharable = self.sharable_blocks(prompt)
+        gain = self._usable(prompt, min(coming, sharable)) - self._usable(prompt, min(there, sharable))
+        return leader if gain > 0 else None
 
     def _start_computing(self, prompt: Prompt, blocks: int, now: float) -> list[Action]:
         prompt.phase = Phase.COMPUTING
         prompt.compute_started = now
         prompt.cached = prompt.computed = self._usable(prompt, blocks)
-        return self._publish(prompt)
+        prompt.blocks_in_place = blocks
+        return self._publish(prompt) + self._held_admissions()
 
     def _publish(self, prompt: Prompt) -> list[Action]:
         """Full blocks not yet offered to the pool. Reused ones are offered too: the device may hold what the pool has dropped,
@@ -327,10 +374,25 @@ class PrefillState:
         if not had_blocks:
             del self.prompts[prompt.id]
             return self._admissions()
-        return ([CancelLoad(prompt)] if was_loading else []) + self._ended(prompt)
+        actions: list[Action] = [CancelLoad(prompt)] if was_loading else []
+        return actions + (self._held_admissions() if prompt.transfers else self._ended(prompt))
 
     def _ended(self, prompt: Prompt) -> list[Action]:
         if prompt.transfers:
             return []
         del self.prompts[prompt.id]
         return [Release(prompt), *self._admissions()]
+
+
+def common_blocks(a: Sequence[BlockKey], b: Sequence[BlockKey]) -> int:
+    """Length of the common prefix. A key names its block and all before it, so that halving will do."""
+    low, high = 0, min(len(a), len(b))
+    if not high or a[0] != b[0]:
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[middle - 1] == b[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -177,7 +177,7 @@ class PrefillWorker:
             self._fail(prompt, FailureCause.REFUSED, detail)
             queue.extend(self.state.aborted(prompt.id))
             return True
-        reused = cache.lookup(prompt.task.keys[: self.state.reusable_blocks(prompt)])
+        reused = cache.lookup(prompt.task.keys[: self.state.sharable_blocks(prompt)])
         try:
             fresh = cache.allocate(total - len(reused))
         except OutOfBlocksError:

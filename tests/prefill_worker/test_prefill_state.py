@@ -30,7 +30,7 @@ def make_task(name: str = "a", tokens: int = 40, **changes: object) -> PrefillTa
         attempt=0,
         token_ids=tuple(range(tokens)),
         answered=0,
-        keys=tuple(BlockKey(i.to_bytes(16)) for i in range(tokens // BLOCK)),
+        keys=tuple(BlockKey(name.encode().rjust(8) + i.to_bytes(8)) for i in range(tokens // BLOCK)),  # of no sibling
         cached_blocks=0,
         source=None,
         tail_key=BlockKey(b"t" * 16),

@@ -69,6 +69,8 @@ class Found:
     load: tuple[float, ...]
     good: int = 0
     """Completed with a first token within 30 s and a mean gap within the ``tpot_s`` of the spec."""
+    wasted: float = 0.0
+    """Share of all prefill seconds that went into requests which the decode side then refused."""
 
 
 @cache
@@ -110,6 +112,8 @@ def run_one(spec: Spec) -> Found:
         report.outcomes.rejected, late, (shares[0] / count, shares[1] / count, shares[2] / count), shares[0], result.duration_s,
         tuple(sample.decode_load for sample in result.samples),
         sum(meets(r, TTFT_TARGET_S, 1e9) and (r.tbt_mean_s or 0.0) <= spec.tpot_s for r in result.records),
+        sum(r.compute_s or 0.0 for r in result.records if r.outcome is Outcome.REJECTED_LATE)
+        / max(1e-9, sum(r.compute_s or 0.0 for r in result.records)),
     )  # fmt: skip
 
 

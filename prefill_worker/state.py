@@ -26,14 +26,13 @@ precedence, so that it is served no later than if it did the work itself. It goe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import itemgetter
 from typing import Protocol
 
 from engine.serving.token_stream import FailureCause
-from kv_pool.keys import BlockKey
+from prefill_worker.siblings import common_blocks
 from prefill_worker.task import PrefillTask
 
 RequestId = tuple[str, int]
@@ -301,6 +300,12 @@ class PrefillState:
         blocks, limit = self.sharable_blocks(prompt), prompt.task.load_max_blocks
         return blocks if limit is None else self._usable(prompt, min(blocks, max(0, limit))) // self.block_tokens
 
+    def blocks_of_siblings(self, prompt: Prompt) -> int:
+        """Leading blocks of ``prompt`` that others here have in place: a device cache finds at least these."""
+        keys, others = prompt.task.keys, [p for p in self.prompts.values() if p.blocks_in_place]
+        most = max((min(common_blocks(keys, p.task.keys), p.blocks_in_place) for p in others), default=0)
+        return min(most, self.sharable_blocks(prompt))
+
     # --- inside ---------------------------------------------------------------------------------------------------------
 
     def _usable(self, prompt: Prompt, blocks: int) -> int:
@@ -382,17 +387,3 @@ class PrefillState:
             return []
         del self.prompts[prompt.id]
         return [Release(prompt), *self._admissions()]
-
-
-def common_blocks(a: Sequence[BlockKey], b: Sequence[BlockKey]) -> int:
-    """Length of the common prefix. A key names its block and all before it, so that halving will do."""
-    low, high = 0, min(len(a), len(b))
-    if not high or a[0] != b[0]:
-        return 0
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[middle - 1] == b[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -79,6 +79,7 @@ class DecodeRoom:
         if charge is not None:
             charge.ends_at += now - charge.starts_at
             charge.starts_at = now
+            charge.under_way = True
 
     def end(self, request: RequestAttempt) -> None:
         """The request's blocks are free; unknown ones are ignored. The report that shows it is still to come, so the second bound

@@ -32,7 +32,8 @@ class SchedulerSettings(BaseModel):
         Literal["none", "early", "predictive"],
         Field(
             description="What is held against a class's targets before a request is taken: the time to first token only; and the"
-            " decode load now; or the decode load when its prefill will end."
+            " decode load now; or the decode load when its prefill will end. In each mode the decode worker looks once more when"
+            " the prefill has ended, and refuses what would make its batch too slow."
         ),
     ] = "predictive"
     prefill_tokens_per_s: Annotated[

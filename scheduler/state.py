@@ -285,8 +285,8 @@ class SchedulerState:
             found.terms,
             found.load_max_blocks,
             target.priority,
-            # Where nothing else asks for it, the decode worker does, when it is too late.
-            target.tpot_s if self.settings.admission == "none" and math.isfinite(target.tpot_s) else None,
+            # A forecast errs: one sequence too many would make every token of the batch late, so the decode worker looks again.
+            target.tpot_s if math.isfinite(target.tpot_s) else None,
         )
 
     def _source(self, node_id: str) -> BlockSource:

@@ -7,16 +7,16 @@ step that is under way, and the run is cut there."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
 
 from cluster.simulator.accelerator import Accelerator
+from cluster.simulator.decode_run import DecodeRun, GapLog
 from cluster.simulator.links import Flow
 from cluster.simulator.pool_node import PoolNode
-from cluster.simulator.world import Gaps, Gateway, Handoff, RequestId, World
+from cluster.simulator.world import Gateway, Handoff, RequestId, World
 from decode_worker.state import (
     Action,
     Admit,
@@ -47,37 +47,6 @@ class _Pull:
     flow: Flow | None = None
     leased: tuple[Block, ...] = ()
     over: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """``steps`` steps from ``started`` on, as planned."""
-
-    started: float
-    batch: tuple[Sequence, ...]
-    steps: int
-    first_s: float
-    growth_s: float
-
-    def seconds(self, steps: int) -> float:
-        return steps * self.first_s + 0.5 * steps * (steps - 1) * self.growth_s
-
-    def steps_until(self, elapsed: float) -> int:
-        """Whole steps at the end of the one that is under way after ``elapsed`` seconds."""
-        s, g = self.first_s, self.growth_s
-        steps = elapsed / s if g <= 0 else (math.sqrt((s - g / 2) ** 2 + 2 * g * elapsed) - (s - g / 2)) / g
-        whole = max(1, math.ceil(steps - 1e-9))
-        return min(self.steps, whole)
-
-
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """What a run left behind for the gaps of all that were in it."""
-
-    steps: int
-    first_gap_s: float
-    rest_gap_s: float
-    first_end: float
 
 
 class DecodeWorker:
@@ -114,13 +83,9 @@ class DecodeWorker:
         self._pulls: dict[RequestId, _Pull] = {}
         self._joining: list[_Pull] = []
         self._aborts: list[RequestId] = []
-        self._run: _Run | None = None
+        self._run: DecodeRun | None = None
         self._generation = getattr(self, "_generation", 0) + 1
-        self._last_end = 0.0
-        self._segments: deque[_Segment] = deque()
-        self._segments_gone = 0
-        self._since: dict[RequestId, int] = {}
-        self._handoffs: dict[RequestId, tuple[float, float]] = {}
+        self._gap_log = GapLog()
         self._finished: deque[RequestId] = deque(maxlen=REPORTED_MAX)
         self._steps: deque[tuple[int, int, float]] = deque(maxlen=STEPS_REPORTED_MAX)
 
@@ -201,11 +166,10 @@ class DecodeWorker:
                     pass  # a trace does not say what its answers were: tasks do not ask for it
                 case Release(sequence):
                     self._free_blocks += self._held.pop(sequence.id)
-                    self._since.pop(sequence.id, None)
-                    self._handoffs.pop(sequence.id, None)
+                    self._gap_log.left(sequence.id)
                 case Finish(sequence, _):
                     self._finished.append(sequence.id)
-                    self._gateway.finished(sequence.id, self._gaps(sequence))
+                    self._gateway.finished(sequence.id, self._gap_log.gaps(sequence.id))
                 case Fail(sequence, cause, detail):
                     self._finished.append(sequence.id)
                     self._gateway.failed(sequence.id, self.id, cause, detail)
@@ -308,7 +272,7 @@ class DecodeWorker:
             return
         steps = run.steps_until(self._world.kernel.now - run.started)
         if steps < run.steps:
-            self._run = _Run(run.started, run.batch, steps, run.first_s, run.growth_s)
+            self._run = DecodeRun(run.started, run.batch, steps, run.first_s, run.growth_s)
             self._generation += 1
             self._world.kernel.at(run.started + run.seconds(steps), self._run_ended, self._generation)
 
@@ -338,7 +302,7 @@ class DecodeWorker:
         first_s = profile.step_s(len(batch), context) * self.slowness
         growth_s = profile.decode_s_per_context_token * len(batch) * self.slowness
         now = self._world.kernel.now
-        self._run = run = _Run(now, batch, steps, first_s, growth_s)
+        self._run = run = DecodeRun(now, batch, steps, first_s, growth_s)
         self._steps.append((len(batch), context, first_s))
         self._generation += 1
         self._world.kernel.at(now + run.seconds(steps), self._run_ended, self._generation)
@@ -362,10 +326,7 @@ class DecodeWorker:
         now = self._world.kernel.now
         self._run = None
         self.busy_s += now - run.started
-        first_end = run.started + run.first_s
-        rest = (now - first_end) / (run.steps - 1) if run.steps > 1 else 0.0
-        self._segments.append(_Segment(run.steps, first_end - self._last_end, rest, first_end))
-        self._last_end = now
+        self._gap_log.ran(run, now)
         self._accelerator.free()
         drawn = (0,) * run.steps
         actions: list[Action] = []
@@ -395,32 +356,12 @@ class DecodeWorker:
             context = sum(s.length for s in running)
             present_s = profile.step_s(len(running), context) * self.slowness
             step_s = profile.step_s(len(running) + 1, context + sequence.length + 1) * self.slowness
-            self._since[sequence.id] = self._segments_gone + len(self._segments)
-            self._handoffs[sequence.id] = (pull.handoff.first_token_at, now)
+            self._gap_log.joined(sequence.id, pull.handoff.first_token_at, now)
             actions += self.state.joined(sequence, 0, now, step_s, present_s)
         if self._run is None and not self.state.running:
-            self._last_end = now
+            self._gap_log.idle(now)
         self._do(actions)
-        self._forget_segments()
-
-    def _gaps(self, sequence: Sequence) -> Gaps:
-        first_token_at, joined_at = self._handoffs[sequence.id]
-        since = self._since[sequence.id] - self._segments_gone
-        gaps = Gaps(handoff_s=joined_at - first_token_at)
-        for place in range(since, len(self._segments)):
-            segment = self._segments[place]
-            gaps.values.append(segment.first_end - first_token_at if place == since else segment.first_gap_s)
-            gaps.counts.append(1)
-            if segment.steps > 1:
-                gaps.values.append(segment.rest_gap_s)
-                gaps.counts.append(segment.steps - 1)
-        return gaps
-
-    def _forget_segments(self) -> None:
-        oldest = min(self._since.values(), default=self._segments_gone + len(self._segments))
-        while self._segments_gone < oldest:
-            self._segments.popleft()
-            self._segments_gone += 1
+        self._gap_log.forget()
 
 
 def _losses(node: PoolNode, from_ssd: bool) -> tuple[int, int]:

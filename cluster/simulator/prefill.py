@@ -185,7 +185,10 @@ class PrefillWorker:
             return []
         self._free_blocks -= blocks
         self._held[prompt.id] = blocks
-        return self.state.admitted(prompt, 0, self._world.kernel.now)
+        # The live worker's device cache also finds what siblings hold; the memory counts once more for each (too much rather).
+        shared = self.state.blocks_of_siblings(prompt)
+        self._tiers[prompt.id] = shared, 0, 0
+        return self.state.admitted(prompt, shared, self._world.kernel.now)
 
     # --- loading --------------------------------------------------------------------------------------------------------
 
@@ -258,7 +261,7 @@ class PrefillWorker:
         seconds = now - loading.started
         self._load_s[prompt.id] = seconds
         self._tiers[prompt.id] = (
-            len(loading.own), len(loading.to_read), len(loading.remote) + len(loading.remote_read),
+            loading.first + len(loading.own), len(loading.to_read), len(loading.remote) + len(loading.remote_read),
         )  # fmt: skip
         if loading.total:
             sizes = [len(part) * size for part in (loading.own, loading.to_read, loading.remote, loading.remote_read)]
@@ -281,7 +284,7 @@ class PrefillWorker:
                 break
             there += 1
         self._load_s[prompt.id] = self._world.kernel.now - loading.started
-        self._tiers[prompt.id] = (there, 0, 0)
+        self._tiers[prompt.id] = (loading.first + there, 0, 0)
         self._do(self.state.load_ended(prompt, loading.first + there, self._world.kernel.now))
 
     def _cancel_load(self, prompt: Prompt) -> None:

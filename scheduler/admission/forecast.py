@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -31,6 +31,8 @@ class Stay:
     starts_at: float
     ends_at: float
     context_tokens: int
+    under_way: bool = field(default=False, kw_only=True)
+    """Its prefill has ended. One that has not cannot be decoding, however late it is."""
 
 
 def batch_at(stays: Iterable[Stay], t: float, now: float, rate: float = 0.0) -> tuple[float, float]:
@@ -43,11 +45,11 @@ def batch_at(stays: Iterable[Stay], t: float, now: float, rate: float = 0.0) -> 
         count += 1
         stay_s += expected_s
         tokens += stay.context_tokens
-        if stay.starts_at <= t:
+        if stay.under_way or (t > now and stay.starts_at <= t):
             there = math.exp(-(t - max(stay.starts_at, now)) / expected_s)
             sequences += there
             context += there * stay.context_tokens
-            coming += there if stay.starts_at > now else 0.0
+            coming += 0.0 if stay.under_way else there
     if count and rate > 0.0 and t > now:
         mean_s = stay_s / count
         unknown = max(0.0, rate * mean_s * -math.expm1(-(t - now) / mean_s) - coming)
@@ -58,4 +60,4 @@ def batch_at(stays: Iterable[Stay], t: float, now: float, rate: float = 0.0) -> 
 
 def next_end(stays: Iterable[Stay], now: float) -> float:
     """When the next of ``stays`` that is under way is expected to end; ``now`` where none is, or one is overdue."""
-    return max(now, min((stay.ends_at for stay in stays if stay.starts_at <= now), default=now))
+    return max(now, min((stay.ends_at for stay in stays if stay.under_way), default=now))

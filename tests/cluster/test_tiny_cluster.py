@@ -63,6 +63,16 @@ def test_one_token_needs_no_decode_worker(tiny_cluster: ClusterProcess):
     assert tiny_cluster.stats()["decode-0"]["sequences_total"] == before
 
 
+def test_siblings_that_come_together_compute_their_common_prefix_once(tiny_cluster: ClusterProcess):
+    prefix, before = "siblings " + TEXT * 20, tiny_cluster.stats()["prefill-0"]["tokens_computed_total"]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda i: complete(tiny_cluster, f"{prefix}, said {i}", 2), range(8)))
+    computed = tiny_cluster.stats()["prefill-0"]["tokens_computed_total"] - before
+    own = 40  # of each: its own words, and what the prefix has beyond its last whole block
+    assert answers[0].usage.prompt_tokens > 1000
+    assert computed <= answers[0].usage.prompt_tokens + 7 * own
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_client_that_leaves_frees_its_request_within_a_second(tiny_cluster: ClusterProcess, streaming: bool):
     body = {

@@ -15,6 +15,7 @@ from engine.serving.addresses import TokenSink
 from engine.serving.token_stream import FailureCause
 from kv_pool.keys import BlockKey
 from prefill_worker.policy.in_order import InOrder
+from prefill_worker.siblings import common_blocks
 from prefill_worker.state import (
     Admit,
     Fail,
@@ -26,7 +27,6 @@ from prefill_worker.state import (
     Publish,
     Release,
     RequestId,
-    common_blocks,
 )
 from prefill_worker.task import PrefillTask
 
@@ -60,6 +60,8 @@ class Shell:
     loaded: list[tuple[Prompt, int]] = field(default_factory=list)
     failed: list[tuple[str, FailureCause]] = field(default_factory=list)
     finished: Counter[str] = field(default_factory=Counter)
+    admitted: dict[RequestId, int] = field(default_factory=dict)
+    """Who came how many-th."""
     now: float = 0.0
 
     def do(self, actions: list[Any]) -> None:
@@ -92,6 +94,7 @@ class Shell:
                 break
             hits += 1
         self.holding[prompt.id] = prompt
+        self.admitted[prompt.id] = len(self.admitted)
         return self.state.admitted(prompt, hits, self.now)
 
     def submit(self, name: str, path: str, tail: int = 1, **changes: Any) -> None:
@@ -278,7 +281,8 @@ def test_common_blocks_are_those_of_a_plain_count(left: str, right: str):
 
 
 class Twin:
-    """Watches from outside, and counts everything: nobody does what a sibling has done, or is doing, who is still alive."""
+    """Watches from outside, and counts everything: nobody does what a sibling has done, or is doing, who is still alive and was
+    admitted before. (That one may do what somebody behind it has done: a load that it counted on can fail.)"""
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
@@ -296,7 +300,8 @@ class Twin:
         for other, done in self._done:
             alive = other.id in self._shell.state.prompts and other.phase is not Phase.ENDING
             if done == block and other is not prompt and alive and other.task.keys[done] == prompt.task.keys[block]:
-                assert block >= self._worth_sharing(prompt, other), f"{prompt.id} repeats block {block} of {other.id}"
+                earlier, later = sorted((prompt, other), key=lambda p: self._shell.admitted[p.id])
+                assert block >= self._worth_sharing(later, earlier), f"{later.id} does block {block} of {earlier.id} itself"
 
     def _worth_sharing(self, a: Prompt, b: Prompt) -> int:
         common = [x == y for x, y in zip(a.task.keys, b.task.keys, strict=False)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -83,7 +84,8 @@ stays = st.lists(
 def test_the_forecast_is_what_counting_says(found: list[Stay], t: float):
     """Those that are there now count whole; later, the longer it is until then, the less; whoever comes in between counts from
     then."""
-    there = [stay for stay in found if stay.starts_at <= t]
+    found = [replace(stay, under_way=stay.starts_at <= t) for stay in found]
+    there = [stay for stay in found if stay.under_way]
     assert batch_at(found, t, t) == (len(there), sum(stay.context_tokens for stay in there))
     assert next_end(found, t) == max(t, min((stay.ends_at for stay in there), default=t))
     later = batch_at(there, t + 5.0, t)[0]
@@ -96,7 +98,7 @@ def test_the_forecast_is_what_counting_says(found: list[Stay], t: float):
 
 def test_a_late_moment_is_not_an_empty_one_where_requests_keep_coming():
     """Two a second that stay ten seconds each: twenty in the long run, whatever is known of them now."""
-    known = [Stay(-1.0, 9.0, 500) for _ in range(20)]
+    known = [Stay(-1.0, 9.0, 500, under_way=True) for _ in range(20)]
     for later in (0.0, 5.0, 20.0, 200.0):
         sequences, context = batch_at(known, later, 0.0, rate=2.0)
         assert sequences == pytest.approx(20.0)
@@ -186,9 +188,18 @@ def test_what_was_admitted_once_is_not_turned_away_later():
     assert isinstance(scene.state.route(again, scene.now), Plan)
 
 
-def test_only_without_a_gate_the_decode_worker_is_asked_to_check():
+def test_the_decode_worker_is_asked_to_look_again_whatever_the_gate():
     keys = keys_of("doc", 1)
-    for mode, limit in (("none", 0.5), ("early", None), ("predictive", None)):
+    for mode in GATES:
         scene = small_cluster(SchedulerSettings(admission=mode, classes=("default=tpot 500ms",)))  # type: ignore[arg-type]
-        assert scene.plan("r", keys).tpot_max_s == limit
-    assert small_cluster(SchedulerSettings(admission="none")).plan("r", keys).tpot_max_s is None
+        assert scene.plan("r", keys).tpot_max_s == 0.5
+        assert small_cluster(SchedulerSettings(admission=mode)).plan("r", keys).tpot_max_s is None  # type: ignore[arg-type]
+
+
+def test_what_should_decode_by_now_but_is_still_in_prefill_is_not_counted_as_decoding():
+    late = [Stay(-5.0, 5.0, 1000) for _ in range(3)]
+    assert batch_at(late, 0.0, 0.0) == (0.0, 0.0)
+    assert batch_at([replace(stay, under_way=True) for stay in late], 0.0, 0.0) == (3.0, 3000.0)
+    soon, _ = batch_at(late, 1.0, 0.0)
+    assert soon == pytest.approx(3 * math.exp(-0.1))
+    assert next_end(late, 0.0) == 0.0

@@ -18,7 +18,7 @@ from engine.engine import Engine, SequenceStep
 from engine.models.source import resolve_model
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import sample
-from engine.serving.actor import warm_up
+from engine.serving.warm_up import warm_up
 from engine.settings import ModelSettings
 
 CACHE_BYTES: Final = 1 << 30

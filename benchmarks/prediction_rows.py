@@ -16,7 +16,8 @@ from benchmarks.served import Served, cluster
 WARM_UP: Final = 50
 MEASURED: Final = 100
 CLIENTS: Final = 2
-LENGTHS: Final = (64, 200, 400, 800, 1500)
+LENGTHS: Final = (32, 64, 128, 256, 512)
+DOCUMENT: Final = 256
 SHARED: Final = 4
 """Documents that prompts begin with, so that there are hits."""
 METRIC: Final = "moonpool_gateway_ttft_prediction_error_ratio"
@@ -25,10 +26,10 @@ METRIC: Final = "moonpool_gateway_ttft_prediction_error_ratio"
 @registry.benchmark("route_prediction_error_p50", needs=[cluster, words])
 def prediction(served: Served, words: Words) -> Iterator[Row]:
     """Absolute relative error, median of ``MEASURED`` requests after ``WARM_UP`` others, from ``CLIENTS`` clients in a closed
-    loop: prompts of 64 to 1,500 tokens, half of them with a prefix that is cached. Interpolated between the buckets of the
+    loop: prompts of 32 to 768 tokens, half of them with a prefix that is cached. Interpolated between the buckets of the
     gateway's histogram."""
     draw = random.Random(11)
-    documents = [words.text(600, seed=9000 + i) for i in range(SHARED)]
+    documents = [words.text(DOCUMENT, seed=9000 + i) for i in range(SHARED)]
 
     def prompts(count: int) -> list[str]:
         return [

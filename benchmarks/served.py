@@ -40,7 +40,7 @@ class Served:
         started = time.monotonic()
         self.process = subprocess.Popen(
             [*COMMAND, "--port", str(port), *options], stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT,
-            start_new_session=True, cwd=REPOSITORY, env=os.environ | {"XDG_STATE_HOME": self._state.name},
+            start_new_session=True, cwd=REPOSITORY, env=_environment() | {"XDG_STATE_HOME": self._state.name},
         )  # fmt: skip
         try:
             self._wait_ready(started)
@@ -88,6 +88,12 @@ class Served:
 
 
 cluster: Final = Fixture("cluster", Served)
+
+
+def _environment() -> dict[str, str]:
+    """This one's, without what names benchmark data and peers: the cluster refuses settings that it does not know."""
+    ours = ("MOONPOOL_DATA", "MOONPOOL_PEER_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
 def _free_port() -> int:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from decode_worker.task import DecodeSettings, DecodeTask
-from decode_worker.worker import Abort, DecodeWorker
+from decode_worker.task import Abort, DecodeSettings, DecodeTask
 from engine.serving.actor import WorkerActor
+
+if TYPE_CHECKING:
+    from decode_worker.worker import DecodeWorker
 
 
 class DecodeActor(WorkerActor):
     """``settings`` is the dumped ``decode:`` section; the rest as in :class:`~engine.serving.actor.WorkerActor`."""
 
     role = "decode"
-    worker_class: ClassVar[type[DecodeWorker]] = DecodeWorker
 
     def __init__(self, settings: dict[str, Any], **common: Any) -> None:
         self._settings = DecodeSettings(**settings)
         super().__init__(cache_size=self._settings.device_cache, threads=self._settings.threads, **common)
-        self._worker = self.worker_class(self.engine, self._settings, self.host)
+        self._worker = self._worker_class()(self.engine, self._settings, self.host)
         self.start(self._worker)
+
+    def _worker_class(self) -> type[DecodeWorker]:
+        from decode_worker.worker import DecodeWorker  # heavy: see engine/serving/actor.py
+
+        return DecodeWorker
 
     def submit(self, task: DecodeTask) -> str | None:
         """Take ``task``; the answer goes to the task's token sink. Returns why not, or None."""

@@ -33,6 +33,14 @@ class DecodeSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class Abort:
+    """Inbox item: the gateway no longer wants this attempt."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeTask:
     """Continue a prompt from its prefilled blocks.
 

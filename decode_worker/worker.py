@@ -14,7 +14,7 @@ import msgpack
 from torch import Tensor
 
 from decode_worker.state import Action, Admit, CancelLoad, DecodeState, Fail, Finish, Load, Phase, Release, Sequence, WriteBack
-from decode_worker.task import DecodeLoad, DecodeSettings, DecodeTask
+from decode_worker.task import Abort, DecodeLoad, DecodeSettings, DecodeTask
 from engine.cache.paged import OutOfBlocksError
 from engine.engine import Engine, SequenceStep
 from engine.sampling.sampler import Drawn, NonFiniteLogitsError, sample
@@ -31,14 +31,6 @@ WRITE_BACK_TIMEOUT_S: Final = 2.0
 STEP_SMOOTHING: Final = 0.1
 STEPS_REPORTED_MAX: Final = 64
 """In one heartbeat: the newest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Inbox item: the gateway no longer wants this attempt."""
-
-    request_id: str
-    attempt: int
 
 
 @dataclass(slots=True)

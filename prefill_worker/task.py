@@ -55,6 +55,14 @@ class PrefillSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
+class Abort:
+    """Inbox item: the gateway no longer wants this attempt."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillTask:
     """Compute the KV of ``token_ids`` and draw the next token.
 

@@ -34,20 +34,12 @@ from prefill_worker.state import (
     Publish,
     Release,
 )
-from prefill_worker.task import PrefillLoad, PrefillSettings, PrefillTask
+from prefill_worker.task import Abort, PrefillLoad, PrefillSettings, PrefillTask
 
 log = logging.getLogger(__name__)
 
 FINISHED_REPORTED_MAX: Final = 256
 TIERS: Final = ("dram", "ssd", "remote_dram", "remote_ssd")
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Inbox item: the gateway no longer wants this attempt."""
-
-    request_id: str
-    attempt: int
 
 
 @dataclass(slots=True)

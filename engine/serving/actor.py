@@ -1,43 +1,26 @@
 """What the Ray shells of both workers share: engine, host, heartbeat resolution. Knows Ray only through names and
-``get_actor``."""
+``get_actor``.
+
+Whoever holds a handle to an actor has Ray import the module of its class, and Ray stands still for as long as that takes. So the
+modules of the worker actors import what is heavy (torch, the engine) where it is used: the gateway's first request must not wait
+seconds for libraries that the gateway never uses.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import uuid
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from engine.engine import Engine, SequenceStep
 from engine.models.source import ModelNotAvailableError, resolve_model
-from engine.sampling.params import SamplingParams
-from engine.sampling.sampler import sample
-from engine.serving.host import WorkerCore, WorkerHost, WorkerIdentity
-from engine.serving.token_sender import TokenSender
-from engine.serving.transfer import BlockTransfer
 from engine.settings import ModelSettings
 from kv_pool.sizes import parse_size
 
+if TYPE_CHECKING:
+    from engine.serving.host import WorkerCore
+
 RESOLVE_TIMEOUT_S = 2.0
-
-
-def warm_up(engine: Engine) -> None:
-    """One whole prefill piece, one after cached tokens, and decode steps: the first request must not pay for what libraries set
-    up at their first use (kernels chosen, threads started, weights paged in)."""
-    size = engine.layout.block_tokens
-    piece = min(engine.chunk_tokens, (engine.cache.block_count - 1) * size, engine.context_max - size)
-    piece -= piece % size
-    if piece <= 0:
-        return
-    blocks = engine.cache.allocate(piece // size + 1)
-    try:
-        engine.forward([SequenceStep([0] * piece, 0, blocks)])
-        logits = engine.forward([SequenceStep([0] * min(size, 8), piece, blocks)])
-        sample(logits, [SamplingParams(temperature=0)], [0])
-        for _ in range(2):
-            engine.forward([SequenceStep([0], piece, blocks)])
-    finally:
-        engine.cache.free(blocks)
 
 
 class WorkerActor:
@@ -54,6 +37,11 @@ class WorkerActor:
         self, *, worker_id: str, model: dict[str, Any], cache_size: str, threads: int, node_id: str, scheduler: str,
         namespace: str, heartbeat_s: float, fingerprint: str = "", log_level: str = "WARNING",
     ) -> None:  # fmt: skip
+        from engine.engine import Engine
+        from engine.serving.host import WorkerHost, WorkerIdentity
+        from engine.serving.token_sender import TokenSender
+        from engine.serving.transfer import BlockTransfer
+
         logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._scheduler, self._namespace, self._heartbeat_s = scheduler, namespace, heartbeat_s
         settings = ModelSettings(**model)
@@ -79,6 +67,8 @@ class WorkerActor:
         )
 
     def start(self, core: WorkerCore) -> None:
+        from engine.serving.warm_up import warm_up
+
         warm_up(self.engine)
         self.host.start(core, resolve=self._resolve_scheduler, heartbeat_s=self._heartbeat_s)
 

@@ -80,7 +80,8 @@ class FaultyDecodeWorker(DecodeWorker):
 
 
 class FaultyPrefillActor(PrefillActor):
-    worker_class = FaultyPrefillWorker
+    def _worker_class(self) -> type[FaultyPrefillWorker]:
+        return FaultyPrefillWorker
 
     def __init__(self, settings: dict[str, Any], **common: Any) -> None:
         self._fault = FaultPoint(common["worker_id"], os.environ[FOLDER_VARIABLE])
@@ -96,7 +97,8 @@ class FaultyPrefillActor(PrefillActor):
 
 
 class FaultyDecodeActor(DecodeActor):
-    worker_class = FaultyDecodeWorker
+    def _worker_class(self) -> type[FaultyDecodeWorker]:
+        return FaultyDecodeWorker
 
     def __init__(self, settings: dict[str, Any], **common: Any) -> None:
         self._fault = FaultPoint(common["worker_id"], os.environ[FOLDER_VARIABLE])

@@ -118,8 +118,13 @@ async def test_ray_ports_ask_scheduler_and_nodes_about_the_pool():
     assert log == [("view",), ("status",), ("drain", True)]
 
 
-def test_gateway_imports_no_torch():
-    code = "import cluster.gateway.actor, sys; print(*sorted(m for m in sys.modules if m in ('torch', 'engine.engine')))"
+@pytest.mark.parametrize(
+    "module", ["cluster.gateway.actor", "scheduler.actor", "kv_pool.actor", "prefill_worker.actor", "decode_worker.actor"]
+)
+def test_gateway_imports_no_torch(module: str):
+    """Neither by itself nor with a handle of an actor: whoever gets one imports the module of the actor's class, and a gateway
+    that loads torch amid its first request makes that wait."""
+    code = f"import {module}, sys; print(*sorted(m for m in sys.modules if m in ('torch', 'engine.engine')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == ""
 

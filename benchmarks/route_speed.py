@@ -70,7 +70,8 @@ def cluster(workers: int, blocks: int, now: float) -> SchedulerState:
 
 def decisions(state: SchedulerState, blocks: int, now: float) -> tuple[float, float]:
     """Microseconds of one ``route`` of a prompt of ``blocks`` blocks: median and 99th percentile."""
-    prompts = [document(number * 17, blocks) for number in range(ASKED_FOR)]
+    known = state.index.entries // (HOLDERS * DOCUMENT_BLOCKS)
+    prompts = [document(number * 17 % known, blocks) for number in range(ASKED_FOR)]
     taken: list[float] = []
     for i in range(REPEATS):
         name = f"b{blocks}-{i}"

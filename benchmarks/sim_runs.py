@@ -128,13 +128,10 @@ def run_all(specs: Sequence[Spec]) -> dict[Spec, Found]:
 
 def capacity(found: Sequence[tuple[float, float]], share: float = 0.9) -> float:
     """The speed up to which ``share`` of the requests met their targets, between the points (speed, share met) on a straight
-    line; 0 where not even the slowest did. Points are in the order of speed."""
-    best = 0.0
-    before: tuple[float, float] | None = None
+    line; 0 where not even the slowest did, the fastest where all did (a lower bound). Points are in the order of speed."""
+    before = (0.0, 0.0)
     for speed, met in found:
-        if met >= share:
-            best = speed
-        elif before is not None and before[1] >= share:
-            best = before[0] + (speed - before[0]) * (before[1] - share) / (before[1] - met)
+        if met < share:
+            return before[0] + (speed - before[0]) * (before[1] - share) / (before[1] - met) if before[1] >= share else 0.0
         before = (speed, met)
-    return best
+    return before[0]

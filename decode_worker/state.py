@@ -248,15 +248,22 @@ class DecodeState:
     def tick(self, now: float) -> list[Action]:
         """Deadlines and silent prefill sides, then admission of what waits."""
         actions: list[Action] = []
-        for sequence in list(self.sequences.values()):
-            if sequence.phase is Phase.ENDING:
-                continue
+        for sequence in self.overdue(now):
             if now >= sequence.deadline:
                 actions += [Fail(sequence, FailureCause.DEADLINE, f"while {sequence.phase}"), *self._end(sequence)]
-            elif sequence.phase is Phase.LOADING and sequence.last_heard and now - sequence.last_heard > self.handoff_timeout_s:
+            else:
                 detail = f"no block for {self.handoff_timeout_s:g} s"
                 actions += [Fail(sequence, FailureCause.HANDOFF, detail), *self._end(sequence)]
         return actions + self._admissions()
+
+    def overdue(self, now: float) -> list[Sequence]:
+        """Past their deadline, or without a word from their prefill side for too long."""
+        silent = now - self.handoff_timeout_s
+        return [
+            s for s in self.sequences.values()
+            if s.phase is not Phase.ENDING
+            and (now >= s.deadline or (s.phase is Phase.LOADING and s.last_heard and s.last_heard < silent))
+        ]  # fmt: skip
 
     def fenced(self) -> list[Action]:
         """The scheduler gave this worker up: everything is running elsewhere by now."""
@@ -274,6 +281,10 @@ class DecodeState:
     def blocks_on_their_way_back(self) -> bool:
         """A sequence that gave way while it loaded still holds its blocks, until the transfer lets go of them."""
         return any(s.phase is Phase.ENDING for s in self.sequences.values())
+
+    @property
+    def loading(self) -> int:
+        return sum(s.phase is Phase.LOADING for s in self.sequences.values())
 
     @property
     def waiting(self) -> int:

@@ -71,7 +71,8 @@ class DecodeTask:
 
 @dataclass(frozen=True, slots=True)
 class DecodeLoad:
-    """A decode worker's report, part of each heartbeat. ``step_s`` is the mean time of recent steps (0 when idle).
+    """A decode worker's report, part of each heartbeat. Sequences that are ``waiting`` have no blocks yet, those ``loading`` have
+    them, those ``running`` are in the batch. ``step_s`` is the mean time of recent steps (0 when idle).
     ``finished`` are the (request_id, attempt) ended since the last report, at most 256. ``context_tokens`` are the tokens in the
     cache of the running sequences; ``steps`` are (sequences, context tokens, seconds) of steps since, at most 64."""
 
@@ -85,6 +86,11 @@ class DecodeLoad:
     """Sequences that can be active together: more would wait silently, so the scheduler gives it no more."""
     context_tokens: int = 0
     steps: tuple[tuple[int, int, float], ...] = ()
+    loading: int = 0
+
+    @property
+    def sequences(self) -> int:
+        return self.waiting + self.loading + self.running
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -97,6 +103,7 @@ class DecodeLoad:
             "batch_max": self.batch_max,
             "context_tokens": self.context_tokens,
             "steps": [list(s) for s in self.steps],
+            "loading": self.loading,
         }
 
     @classmethod
@@ -111,4 +118,5 @@ class DecodeLoad:
             int(data.get("batch_max", 1024)),
             int(data.get("context_tokens", 0)),
             tuple((int(s[0]), int(s[1]), float(s[2])) for s in data.get("steps", ())),
+            int(data.get("loading", 0)),
         )

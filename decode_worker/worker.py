@@ -355,10 +355,10 @@ class DecodeWorker:
         self._host.sender.add(task.sink, event)
 
     def _update_report(self) -> None:
-        running = len(self.state.sequences) - self.state.waiting
+        running = self.state.running
         cache = self._engine.cache
         with self._report_lock:
-            context = sum(s.length for s in self.state.running)
             self._load = DecodeLoad(
-                self.state.waiting, running, cache.free_count, cache.block_count, self._step_s, context_tokens=context
+                self.state.waiting, len(running), cache.free_count, cache.block_count, self._step_s,
+                context_tokens=sum(s.length for s in running), loading=self.state.loading,
             )  # fmt: skip

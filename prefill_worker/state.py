@@ -287,6 +287,11 @@ class PrefillState:
         return sum(p.remaining for p in self.prompts.values() if p.phase is not Phase.ENDING)
 
     @property
+    def active(self) -> int:
+        """Prompts that load or compute."""
+        return sum(p.phase in (Phase.LOADING, Phase.COMPUTING) for p in self.prompts.values())
+
+    @property
     def can_compute(self) -> bool:
         return any(p.phase is Phase.COMPUTING for p in self.prompts.values())
 
@@ -317,20 +322,25 @@ class PrefillState:
 
     def _admissions(self) -> list[Action]:
         self.held = []
-        room = self.running_max - sum(p.phase in (Phase.LOADING, Phase.COMPUTING) for p in self.prompts.values())
+        room = self.running_max - self.active
         if room <= 0:
             return []
+        busy = self.can_compute
         waiting = [p for p in self.prompts.values() if p.phase is Phase.WAITING]
         waiting.sort(key=self.order.key)
         ahead = [p for p in self.prompts.values() if p.phase in (Phase.LOADING, Phase.COMPUTING, Phase.HANDING_OVER)]
         actions: list[Action] = []
-        for prompt in waiting[:room]:
+        for prompt in waiting:
+            if room <= 0 or len(self.held) >= self.running_max:
+                break
             leader = self._leader(prompt, ahead)
             if leader is not None:
                 self.held.append((prompt, leader))
+                room -= busy  # its place is kept, but not while that would leave the device idle
             else:
                 ahead.append(prompt)
                 actions.append(Admit(prompt))
+                room -= 1
         return actions
 
     def _held_admissions(self) -> list[Action]:

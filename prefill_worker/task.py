@@ -96,7 +96,8 @@ class PrefillTask:
 
 @dataclass(frozen=True, slots=True)
 class PrefillLoad:
-    """A prefill worker's report, part of each heartbeat. ``queued_tokens`` are tokens still to compute, running included.
+    """A prefill worker's report, part of each heartbeat. ``running`` are loading or computing; one that is computed and only
+    hands over is in ``finished`` and counts no more. ``queued_tokens`` are tokens still to compute, running included.
     ``finished`` are the (request_id, attempt, computed tokens, past tokens, compute seconds) since the last report, at most
     256. ``loads`` are the (bytes from DRAM, from SSD, from a remote DRAM, from a remote SSD, seconds) of loads ended since, at
     most 256."""

@@ -295,7 +295,7 @@ class PrefillWorker:
         self.counters["failed"] += 1
 
     def _update_report(self) -> None:
-        running = len(self.state.prompts) - self.state.waiting
+        running = self.state.active
         with self._report_lock:
             piece_s = self.state.order.piece_s
             self._load = PrefillLoad(self.state.waiting, running, self.state.queued_tokens, piece_s=piece_s)

@@ -128,10 +128,10 @@ class BlockTable:
         """By slot, with a zero behind the last: how many of the leading ``keys`` it has without a hole, and how many of these
         come before the first that it has on slower media only."""
         slots = len(self._counts) + len(self._free_slots)
-        blocks = [0] * (slots + 1)
+        blocks = np.zeros(slots + 1, np.int64)
         numbers = self._table.prefix(words_of(keys))
         count = len(numbers)
-        fast_first = [count] * (slots + 1)
+        fast_first = np.full(slots + 1, count)
         if count:
             starts: list[int] = [0, *(np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()]
             alive: int = self._lowest_bits(slots)
@@ -149,8 +149,7 @@ class BlockTable:
                     if not alive:
                         break
             _fill(blocks, alive, count)
-        found = np.array(blocks, np.int64)
-        return found, np.minimum(found, np.array(fast_first, np.int64))
+        return blocks, np.minimum(blocks, fast_first)
 
     def _lowest_bits(self, slots: int) -> int:
         """The lowest bit of each slot."""
@@ -264,13 +263,13 @@ class BlockTable:
             self._empty = False
 
 
-def _fill(column: list[int], lowest: int, value: int) -> None:
+def _fill(column: Ints, lowest: int, value: int) -> None:
     """Set ``value`` for the slots whose lowest bit is in ``lowest``."""
     if lowest.bit_count() > SLOTS_ONE_BY_ONE_MAX:
         size = (lowest.bit_length() + 7) // 8
         bits = np.unpackbits(np.frombuffer(lowest.to_bytes(size, "little"), np.uint8), bitorder="little")
-        for slot in np.flatnonzero(bits[::MEDIA_MAX]).tolist():
-            column[slot] = value
+        here = bits[::MEDIA_MAX]
+        column[: len(here)][here != 0] = value
         return
     while lowest:
         top = lowest.bit_length() - 1

@@ -117,6 +117,8 @@ class PrefillColumns(Columns[PrefillWorker]):
         super().__init__()
         self._precedence = np.full((ROWS_FIRST, PLACES_FIRST), np.inf)
         self._seconds = np.zeros((ROWS_FIRST, PLACES_FIRST))
+        self._open = np.zeros(ROWS_FIRST, np.int64)
+        """Requests open at each row."""
 
     def view(self, now: float, able: Bools) -> PrefillView:
         at, size = self._column, len(self.ids)
@@ -134,17 +136,34 @@ class PrefillColumns(Columns[PrefillWorker]):
         at["per_token"][row], at["per_token_position"][row] = queue.speed.per_token, queue.speed.per_token_position
         at["dram_s_per_byte"][row], at["ssd_s_per_byte"][row] = worker.loads.per_byte[:2]
         count = len(queue.open)
-        while count > self._precedence.shape[1]:
-            self._precedence = np.concatenate([self._precedence, np.full_like(self._precedence, np.inf)], axis=1)
-            self._seconds = np.concatenate([self._seconds, np.zeros_like(self._seconds)], axis=1)
+        self._fit(row, count)
         places = self._precedence[row]
         places[count:] = np.inf
         if count:
             places[:count] = [work.precedence for work in queue.open.values()]
             self._seconds[row, :count] = [work.seconds for work in queue.open.values()]
 
+    def remove(self, worker_id: str) -> None:
+        row = self.row(worker_id)
+        if row is not None:
+            self._open[row] = 0
+        super().remove(worker_id)
+
+    def _fit(self, row: int, count: int) -> None:
+        """As many places as the fullest row needs; after a rush no more of them than four times as many."""
+        self._open[row] = count
+        width = self._precedence.shape[1]
+        while count > width:
+            self._precedence = np.concatenate([self._precedence, np.full_like(self._precedence, np.inf)], axis=1)
+            self._seconds = np.concatenate([self._seconds, np.zeros_like(self._seconds)], axis=1)
+            width *= 2
+        if width > PLACES_FIRST and 4 * count <= width and 4 * int(self._open.max()) <= width:
+            self._precedence = self._precedence[:, : width // 2].copy()
+            self._seconds = self._seconds[:, : width // 2].copy()
+
     def _grow(self) -> None:
         super()._grow()
+        self._open = np.concatenate([self._open, np.zeros_like(self._open)])
         self._precedence = np.concatenate([self._precedence, np.full_like(self._precedence, np.inf)])
         self._seconds = np.concatenate([self._seconds, np.zeros_like(self._seconds)])
 

@@ -96,7 +96,7 @@ class DecodeRoom:
         """Take over what the worker says; the caller has ended what it reports as finished."""
         self.total_blocks = load.total_blocks
         self.batch_max = load.batch_max
-        self._reported_sequences = load.waiting + load.running
+        self._reported_sequences = load.sequences
         self.running = load.running
         self.reported_context = load.context_tokens
         young = sum(charge.assigned > now - IN_TRANSIT_S for charge in self.open.values())

@@ -114,12 +114,13 @@ class Progress:
     left: int = 0
     since: float = float("-inf")
 
-    def stuck(self, left: int, finished: int, now: float) -> bool:
-        """Take over a report; says whether nothing has moved for ``STUCK_S``. Says so once, then counts from the start."""
+    def stuck(self, left: int, finished: int, now: float, piece_s: float = 0.0) -> bool:
+        """Take over a report; says whether nothing has moved for ``STUCK_S`` and twice ``piece_s`` (its usual piece). Says so
+        once, then counts from the start."""
         if not left or finished or left != self.left:
             self.left, self.since = left, now
             return False
-        if now - self.since < STUCK_S:
+        if now - self.since < STUCK_S + 2 * piece_s:
             return False
         self.since = now
         return True

@@ -70,7 +70,9 @@ class PrefillQueue:
             self.speed.observe(tokens, past, seconds)
         self.piece_s = load.piece_s
         in_transit = [work.seconds for work in self.open.values() if work.assigned > now - IN_TRANSIT_S]
-        reported_s = self.speed.seconds(load.queued_tokens) + sum(in_transit)
+        prompts = max(1, load.waiting + load.running)
+        # Prompt by prompt: the longest part of a long one's time is its attention to itself, not to the others.
+        reported_s = prompts * self.speed.seconds(round(load.queued_tokens / prompts)) + sum(in_transit)
         self.open_s = sum(work.seconds for work in self.open.values())
         # A worker that has more than we know of (a restarted scheduler) is believed; else the smaller of two upper bounds.
         strangers = load.waiting + load.running > len(self.open)

@@ -66,15 +66,15 @@ class Promises:
 
     def extend(self, blocks: Ints, keys: Sequence[BlockKey]) -> Ints:
         """``blocks`` leading ``keys`` are at each slot: how many will be, with what is promised to follow on without a hole."""
-        if not self._slots_of:
+        promised = list(map(self._slots_of.get, keys))
+        if not any(promised):
             return blocks
-        extended = blocks
-        for place, slots in enumerate(map(self._slots_of.get, keys)):
+        extended = blocks.copy()
+        at: list[int] = extended.tolist()
+        for place, slots in enumerate(promised):
             for slot in slots or ():
-                if extended[slot] == place:
-                    if extended is blocks:
-                        extended = blocks.copy()
-                    extended[slot] = place + 1
+                if at[slot] == place:
+                    at[slot] = extended[slot] = place + 1
         return extended
 
     def forget(self, slot: int) -> None:
@@ -89,9 +89,7 @@ class Promises:
     def _drop(self, slot: int, keys: tuple[BlockKey, ...]) -> None:
         slots_of = self._slots_of
         for key in keys:
-            slots = slots_of[key]
-            if len(slots) == 1:
-                del slots_of[key]
-            else:
+            slots = slots_of.pop(key)
+            if len(slots) > 1:
                 place = slots.index(slot)
                 slots_of[key] = slots[:place] + slots[place + 1 :]

@@ -62,7 +62,7 @@ def _report(report: dict[str, Any]) -> WorkerReport | NodeReport:
                 raise MalformedReportError(f"loads: more than {FINISHED_MAX}")
         case "decode":
             parsed = DecodeLoad.from_wire(load)
-            _check("load", parsed.waiting, parsed.running, parsed.free_blocks, parsed.total_blocks, parsed.step_s)
+            _check("load", parsed.waiting, parsed.loading, parsed.running, parsed.free_blocks, parsed.total_blocks, parsed.step_s)
             _check("load", parsed.context_tokens)
             for step in parsed.steps:
                 _check("steps", *step)

@@ -119,7 +119,7 @@ class SchedulerState:
                 worker.queue.report(load, now)
                 for loaded in load.loads:
                     worker.loads.observe(*loaded)
-                stuck = worker.progress.stuck(load.queued_tokens, len(load.finished), now)
+                stuck = worker.progress.stuck(load.queued_tokens, len(load.finished), now, load.piece_s)
                 if stuck and self.fleet.prefill_view(now, (worker.id,)).able.any():  # one that is slow is better than none
                     self._avoid(worker, now)
                     self.counters["workers_stuck"] += 1
@@ -130,7 +130,7 @@ class SchedulerState:
                 for step in load.steps:
                     worker.step_time.observe(*step)
                 worker.room.report(load, now)
-                self._settle(worker, len(load.finished), idle=load.waiting + load.running == 0, now=now)
+                self._settle(worker, len(load.finished), idle=not load.sequences, now=now)
             case _:
                 self.counters["reports_contradictory"] += 1
         return actions
@@ -267,7 +267,10 @@ class SchedulerState:
                 prompt_blocks, need.decode_blocks - prompt_blocks, now,
             )  # fmt: skip
             decode.room.assign(key, charge)
-        self._promises.add(key, self.index.slot_of(prefill.node_id), request.keys[found.cached_blocks :])
+        slot = self.index.slot_of(prefill.node_id)
+        # Pulled blocks are new there too, and without them what follows would not hang together.
+        there = min(found.cached_blocks, int(view.prefixes.blocks[slot]))
+        self._promises.add(key, slot, request.keys[there:])
         if found.source is not None:
             self.fleet.senders.sends(found.source, found.pull_s, now)
         self.assignments.add(key, prefill, decode, now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
@@ -77,7 +78,7 @@ def simulate(
             return
         if trace is None:
             _refuse("--trace: a file is needed")
-        traffic = read_trace(trace, speed=speed, limit=limit)
+        traffic = read_trace(trace, speed=speed, limit=limit, **({"span_max_s": math.inf} if cache_only else {}))
     except (TraceError, OutputError) as error:
         _refuse(str(error))
     except OSError as error:
@@ -102,6 +103,7 @@ def _settings(
     from pydantic import ValidationError
 
     from cluster.simulator.cluster import HEARTBEAT_S, SimulationSettings, first_guesses, worker_settings
+    from cluster.simulator.gateway import REQUEST_TIMEOUT_S
     from cluster.simulator.profile import ProfileError, load_profile
     from kv_pool.settings import PoolSettings
     from scheduler.plan import SchedulerSettings
@@ -114,7 +116,11 @@ def _settings(
         _refuse(f"--profile: {profile}: {error}")
     try:
         chosen = SchedulerSettings(
-            heartbeat_s=HEARTBEAT_S, suspect_after_s=3 * HEARTBEAT_S, dead_after_s=6 * HEARTBEAT_S, **scheduler
+            heartbeat_s=HEARTBEAT_S,
+            suspect_after_s=3 * HEARTBEAT_S,
+            dead_after_s=6 * HEARTBEAT_S,
+            request_life_s=2 * REQUEST_TIMEOUT_S,
+            **scheduler,
         )
         return SimulationSettings(
             hardware, prefill, decode, dram_blocks, ssd_blocks, first_guesses(chosen, hardware),

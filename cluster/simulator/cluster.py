@@ -68,6 +68,8 @@ SNAPSHOT_S: Final = 0.05
 HOT_REFERENCES: Final = 5
 HOT_BLOCKS: Final = 100
 PROGRESS_EVERY: Final = 64
+SAMPLES_MAX: Final = 4096
+"""When there are as many, every second one is kept, and they are taken half as often."""
 
 
 def worker_settings(order: str) -> PrefillSettings:
@@ -146,6 +148,7 @@ class Simulation:
         self.decode: dict[str, DecodeWorker] = {}
         self._faults = Faults(settings.faults, settings.seed)
         self._samples: list[Sample] = []
+        self._sample_s = settings.sample_s
         self._references: dict[int, int] = {}
         self._hot: dict[int, None] = {}
         self._arrived = 0
@@ -320,7 +323,9 @@ class Simulation:
 
     def _sample(self) -> None:
         settings, now = self._settings, self.kernel.now
-        self.kernel.after(settings.sample_s, self._sample)
+        if len(self._samples) >= SAMPLES_MAX:
+            self._samples, self._sample_s = self._samples[::2], 2 * self._sample_s
+        self.kernel.after(self._sample_s, self._sample)
         queues = [worker.queue.seconds(now) for worker in self.state.fleet.prefill.values()]
         steps = [worker.step_s for worker in self.decode.values()]
         references = self._references

@@ -83,6 +83,7 @@ class DecodeWorker:
         self._pulls: dict[RequestId, _Pull] = {}
         self._joining: list[_Pull] = []
         self._aborts: list[RequestId] = []
+        self._tick_due = False
         self._run: DecodeRun | None = None
         self._generation = getattr(self, "_generation", 0) + 1
         self._gap_log = GapLog()
@@ -101,13 +102,16 @@ class DecodeWorker:
     def tick(self) -> None:
         if self._run is None:
             self._do(self.state.tick(self._world.kernel.now))
+        elif self.state.overdue(self._world.kernel.now):
+            self._tick_due = True
+            self._cut()
 
     def report(self) -> DecodeLoad:
-        running = self._run.batch if self._run is not None else tuple(self.state.running)
-        waiting = len(self.state.sequences) - len(running)
+        running = self.state.running
         load = DecodeLoad(
-            waiting, len(running), self._free_blocks, self._total_blocks, self._run.first_s if self._run else 0.0,
+            self.state.waiting, len(running), self._free_blocks, self._total_blocks, self._run.first_s if self._run else 0.0,
             tuple(self._finished), self._world.profile.batch_max, sum(s.length for s in running), tuple(self._steps),
+            self.state.loading,
         )  # fmt: skip
         self._finished.clear()
         self._steps.clear()
@@ -150,7 +154,9 @@ class DecodeWorker:
             match action:
                 case Admit(sequence, blocks, _):
                     # The first that finds no room blocks those behind it; one that was named twice is in already.
-                    blocked = blocked or (sequence.phase is Phase.WAITING and blocks > self._free_blocks)
+                    blocked = blocked or (
+                        sequence.phase is Phase.WAITING and blocks + len(self.state.running) > self._free_blocks
+                    )
                     if sequence.phase is Phase.WAITING and not blocked:
                         self._free_blocks -= blocks
                         self._held[sequence.id] = blocks
@@ -284,19 +290,18 @@ class DecodeWorker:
         if state is not self.state or self._run is not None:
             self._accelerator.free()
             return
-        batch = tuple(state.running)
-        steps = 0
-        for sequence in batch:
-            room = self._room(sequence)
-            if room <= 0:
-                self._accelerator.free()
-                self._do(state.out_of_blocks())
-                return
-            left = sequence.task.max_new_tokens - sequence.answer_index
-            steps = min(steps or left, left, room)
-        if not batch:
+        rooms = [(sequence, self._room(sequence)) for sequence in state.running]
+        batch = tuple(sequence for sequence, room in rooms if room > 0)
+        if len(batch) < len(rooms) and not state.blocks_on_their_way_back:
+            self._accelerator.free()
+            self._do(state.out_of_blocks())
+            return
+        if not batch:  # the blocks that come back start it again
             self._accelerator.free()
             return
+        # Those that lack a block meanwhile sit a step out.
+        steps = min(min(room, s.task.max_new_tokens - s.answer_index) for s, room in rooms if room > 0)
+        steps = steps if len(batch) == len(rooms) else 1
         profile = self._world.profile
         context = sum(sequence.length for sequence in batch)
         first_s = profile.step_s(len(batch), context) * self.slowness
@@ -342,6 +347,9 @@ class DecodeWorker:
         for request in self._aborts:
             actions += self.state.aborted(request)
         self._aborts.clear()
+        if self._tick_due:
+            self._tick_due = False
+            actions += self.state.tick(now)
         joining, self._joining = self._joining, []
         for pull in joining:
             sequence = pull.sequence

@@ -70,8 +70,6 @@ class Faults:
         self._lossy: dict[str, list[Fault]] = {}
         self._no_disk: dict[str, int] = {}
         self._restarts = 0
-        self.begun = 0
-        self.lossy = any(fault.kind.endswith("events") for fault in faults)
 
     def is_down(self, member: str) -> bool:
         return member in self._down
@@ -91,7 +89,6 @@ class Faults:
         return (0.0,)
 
     def begin(self, simulation: Simulation, fault: Fault) -> None:
-        self.begun += 1
         kernel, world = simulation.kernel, simulation.world
         match fault.kind:
             case "kill":

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from cluster.gateway.settings import GatewaySettings
 from cluster.simulator.records import Outcome, RequestRecord
 from cluster.simulator.trace import Trace, TraceRequest, key_of
 from cluster.simulator.world import Gaps, Handoff, PrefillFigures, RequestId, World
@@ -19,11 +20,10 @@ from prefill_worker.task import PrefillTask
 from scheduler.messages import RequestEnded, WorkerFailed
 from scheduler.plan import Plan, Rejection, RouteRequest
 
-ATTEMPTS_MAX: Final = 5
-PREEMPTIONS_MAX: Final = 16
 REQUEST_TIMEOUT_S: Final = 3600.0
-RETRY_S: Final = 0.5
-REPLAN_WAIT_S: Final = 60.0
+LIMITS: Final = GatewaySettings(request_timeout_s=REQUEST_TIMEOUT_S)
+"""The live gateway's, but that a request may wait through a long overload."""
+ASK_AGAIN_MIN_S: Final = 0.2
 NOBODYS_FAULT: Final = (FailureCause.DEADLINE, FailureCause.PREEMPTED, FailureCause.TOO_SLOW)
 
 
@@ -57,6 +57,9 @@ class _Answer:
     avoid: tuple[str, ...] = ()
     full_until: float = 0.0
     ended: bool = False
+    broke_off_at: float | None = None
+    """When an attempt failed whose first token the client has: what comes next comes after a pause."""
+    pauses_s: list[float] = field(default_factory=list[float])
 
 
 @dataclass(slots=True)
@@ -72,7 +75,7 @@ class GapTotals:
 
 
 class Gateway:
-    """``over`` is called once when the last request has ended."""
+    """All requests of ``trace``, and the sums over them."""
 
     def __init__(self, world: World, trace: Trace, root: CacheRoot) -> None:
         self.records: list[RequestRecord] = []
@@ -123,7 +126,10 @@ class Gateway:
             record.ttft_s = now - record.arrived_s
             record.queue_s, record.load_s, record.compute_s = figures.queue_s, figures.load_s, figures.compute_s
             record.dram_tokens, record.ssd_tokens = figures.dram_tokens, figures.ssd_tokens
-            record.remote_tokens = figures.remote_tokens
+            record.remote_tokens, record.device_tokens = figures.remote_tokens, figures.device_tokens
+        elif answer.broke_off_at is not None:
+            answer.pauses_s.append(now - answer.broke_off_at)
+            answer.broke_off_at = None
         if answer.request.output_tokens == 1:
             self._completed(answer)
 
@@ -131,6 +137,8 @@ class Gateway:
         answer = self._current(request)
         if answer is None:
             return
+        gaps.values += answer.pauses_s
+        gaps.counts += [1] * len(answer.pauses_s)
         self.gaps.add(gaps)
         record = answer.record
         record.handoff_s = gaps.handoff_s
@@ -171,7 +179,7 @@ class Gateway:
         elif not answer.admitted or now >= answer.full_until:
             self._end(answer, Outcome.REJECTED if not answer.admitted else Outcome.FAILED, found.detail or found.reason)
         else:
-            self._world.kernel.after(max(RETRY_S, min(2.0, found.retry_after_s)), self._plan, answer)
+            self._world.kernel.after(max(ASK_AGAIN_MIN_S, min(2.0, found.retry_after_s)), self._plan, answer)
 
     def _submit(self, answer: _Answer, plan: Plan) -> None:
         record, world = answer.record, self._world
@@ -201,6 +209,8 @@ class Gateway:
 
     def _attempt_failed(self, answer: _Answer, worker_id: str, cause: FailureCause, *, blame: bool) -> None:
         record = answer.record
+        if record.ttft_s is not None and answer.broke_off_at is None:
+            answer.broke_off_at = self._world.kernel.now
         self._close(answer, worker_id)
         self.retries += 1
         if blame:
@@ -212,11 +222,11 @@ class Gateway:
             answer.avoid = (*answer.avoid, worker_id) if worker_id not in answer.avoid else answer.avoid
         if cause is FailureCause.DEADLINE:
             self._end(answer, Outcome.FAILED, "timed out")
-        elif answer.failures >= ATTEMPTS_MAX or answer.preemptions > PREEMPTIONS_MAX:
+        elif answer.failures >= LIMITS.attempts_max or answer.preemptions > LIMITS.preemptions_max:
             self._end(answer, Outcome.FAILED, f"gave up: {cause.value}")
         else:
-            answer.full_until = self._world.kernel.now + REPLAN_WAIT_S
-            self._world.kernel.after(max(0, answer.failures - 1) * RETRY_S, self._plan, answer)
+            answer.full_until = self._world.kernel.now + LIMITS.replan_wait_s
+            self._world.kernel.after(max(0, answer.failures - 1) * LIMITS.retry_backoff_s, self._plan, answer)
 
     def _close(self, answer: _Answer, failed_at: str | None, output_tokens: int | None = None) -> None:
         """The attempt is over: the scheduler hears it, and the workers that would not know let go."""

@@ -87,9 +87,6 @@ class PoolNode:
     def slots_total(self) -> int:
         return self.slots.count
 
-    def has(self, key: BlockKey) -> bool:
-        return self.blocks.get(key) is not None or self._on_ssd(key)
-
     def prefix(self, keys: Sequence[BlockKey]) -> tuple[list[Block], list[BlockKey]]:
         """The blocks of the longest prefix of ``keys`` that are in DRAM, and the keys of it that have to be read from the SSD."""
         found: list[Block] = []

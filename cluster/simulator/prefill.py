@@ -95,6 +95,7 @@ class PrefillWorker:
         self._loading: dict[RequestId, _Loading] = {}
         self._load_s: dict[RequestId, float] = {}
         self._tiers: dict[RequestId, tuple[int, int, int]] = {}
+        self._shared: dict[RequestId, int] = {}
         self._piece: Piece | None = None
         self._aborts: list[RequestId] = []
         self._after_piece: list[Callable[[], None]] = []
@@ -120,7 +121,7 @@ class PrefillWorker:
     def report(self) -> PrefillLoad:
         state = self.state
         load = PrefillLoad(
-            state.waiting, len(state.prompts) - state.waiting, state.queued_tokens, tuple(self._finished), tuple(self._loads),
+            state.waiting, state.active, state.queued_tokens, tuple(self._finished), tuple(self._loads),
             state.order.piece_s,
         )  # fmt: skip
         self._finished.clear()
@@ -173,6 +174,7 @@ class PrefillWorker:
                 case Release(prompt):
                     self._free_blocks += self._held.pop(prompt.id)
                     self._tiers.pop(prompt.id, None)
+                    self._shared.pop(prompt.id, None)
                 case Fail(prompt, cause, detail):
                     self._gateway.failed(prompt.id, self.id, cause, detail)
         self._compute()
@@ -187,7 +189,7 @@ class PrefillWorker:
         self._held[prompt.id] = blocks
         # The live worker's device cache also finds what siblings hold; the memory counts once more for each (too much rather).
         shared = self.state.blocks_of_siblings(prompt)
-        self._tiers[prompt.id] = shared, 0, 0
+        self._shared[prompt.id] = shared
         return self.state.admitted(prompt, shared, self._world.kernel.now)
 
     # --- loading --------------------------------------------------------------------------------------------------------
@@ -260,9 +262,7 @@ class PrefillWorker:
         self._release(loading)
         seconds = now - loading.started
         self._load_s[prompt.id] = seconds
-        self._tiers[prompt.id] = (
-            loading.first + len(loading.own), len(loading.to_read), len(loading.remote) + len(loading.remote_read),
-        )  # fmt: skip
+        self._tiers[prompt.id] = len(loading.own), len(loading.to_read), len(loading.remote) + len(loading.remote_read)
         if loading.total:
             sizes = [len(part) * size for part in (loading.own, loading.to_read, loading.remote, loading.remote_read)]
             self._loads.append((sizes[0], sizes[1], sizes[2], sizes[3], seconds))
@@ -284,7 +284,7 @@ class PrefillWorker:
                 break
             there += 1
         self._load_s[prompt.id] = self._world.kernel.now - loading.started
-        self._tiers[prompt.id] = (loading.first + there, 0, 0)
+        self._tiers[prompt.id] = (there, 0, 0)
         self._do(self.state.load_ended(prompt, loading.first + there, self._world.kernel.now))
 
     def _cancel_load(self, prompt: Prompt) -> None:
@@ -385,6 +385,7 @@ class PrefillWorker:
         compute_s = prompt.compute_s + seconds
         own, ssd, remote = self._tiers.get(prompt.id, (0, 0, 0))
         queue_s, load_s = prompt.load_started - prompt.arrived, self._load_s.pop(prompt.id, 0.0)
-        figures = PrefillFigures(queue_s, load_s, compute_s, own * size, ssd * size, remote * size)
+        shared = self._shared.get(prompt.id, 0)
+        figures = PrefillFigures(queue_s, load_s, compute_s, own * size, ssd * size, remote * size, shared * size)
         self._finished.append((*prompt.id, prompt.total - prompt.cached, prompt.cached, compute_s))
         self._gateway.first_token(prompt.id, figures)

@@ -38,7 +38,6 @@ class RequestRecord:
     prefill_worker: str = ""
     decode_worker: str = ""
     predicted: PlanTerms | None = None
-    predicted_tpot_s: float | None = None
     queue_s: float | None = None
     load_s: float | None = None
     compute_s: float | None = None
@@ -96,6 +95,6 @@ class RunResult:
     busy_s: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds that each worker computed."""
     counters: dict[str, int] = field(default_factory=dict[str, int])
-    """The scheduler's counters, and the world's (faults, retries, evictions)."""
+    """The scheduler's counters, and the world's (retries, evictions)."""
     prediction: dict[str, Any] = field(default_factory=dict[str, Any])
     """The scheduler's own view of its predictions (:class:`~scheduler.truth.PredictionLog`)."""

@@ -38,12 +38,15 @@ def replay_journal(path: Path) -> ReplayReport:
             number, plans, rejections = 1, 0, 0
             for each in rows:
                 number += 1
-                if isinstance(each.input, RouteRequest):
-                    answer = state.route(each.input, each.now)
-                    plans += isinstance(answer, Plan)
-                    rejections += not isinstance(answer, Plan)
-                else:
-                    answer = state.handle(each.input, each.now)
+                try:
+                    if isinstance(each.input, RouteRequest):
+                        answer = state.route(each.input, each.now)
+                        plans += isinstance(answer, Plan)
+                        rejections += not isinstance(answer, Plan)
+                    else:
+                        answer = state.handle(each.input, each.now)
+                except Exception as error:  # whatever a damaged row makes of an input, it is the row's fault
+                    raise JournalError(f"{path}: row {number}: no scheduler was given this ({type(error).__name__})") from error
                 again = pack(answer)
                 if again != each.output:
                     return ReplayReport(

@@ -25,6 +25,11 @@ REQUESTS_MAX: Final = 5_000_000
 LINE_BYTES_MAX: Final = 4 * 2**20
 TOKENS_MAX: Final = 10_000_000
 ID_MAX: Final = 2**63
+TIMESTAMP_MAX_MS: Final = 2**53
+"""Beyond it a float does not tell one millisecond from the next."""
+TEXT_BYTES_MAX: Final = 256
+SPAN_MAX_S: Final = 31 * 86400.0
+"""Of a replay in time, which costs a heartbeat a second however little happens."""
 
 
 class TraceError(ValueError):
@@ -73,10 +78,12 @@ def key_of(block_id: int) -> BlockKey:
 
 
 def read_trace(
-    path: Path, *, block_tokens: int = 512, tick_s: float | None = None, speed: float = 1.0, limit: int | None = None
-) -> Trace:
+    path: Path, *, block_tokens: int = 512, tick_s: float | None = None, speed: float = 1.0, limit: int | None = None,
+    span_max_s: float = SPAN_MAX_S,
+) -> Trace:  # fmt: skip
     """Read ``path`` (``.jsonl``, ``.jsonl.xz``). Requests of one tick are spread evenly over ``tick_s``; None: over
-    :data:`TICK_S` if all times are on such ticks. ``limit``: only so many requests. Raises TraceError, OSError."""
+    :data:`TICK_S` if all times are on such ticks. ``limit``: only so many requests. ``span_max_s``: the longest that it may last
+    at ``speed``. Raises TraceError, OSError."""
     requests = [_request(place, index, row, block_tokens) for index, (place, row) in enumerate(_rows(path, limit))]
     if not requests:
         raise TraceError(f"{path.name}: there is no request in it")
@@ -87,6 +94,11 @@ def read_trace(
         tick_s = TICK_S if len(requests) > 1 and all(math.fmod(r.arrived_s, TICK_S) == 0.0 for r in requests) else 0.0
     spread = list(_spread(requests, tick_s))
     first = spread[0].arrived_s
+    if (last_s := (spread[-1].arrived_s - first) / speed) > span_max_s:
+        days = span_max_s / 86400
+        raise TraceError(
+            f"{path.name}:{len(requests)}: timestamp: {last_s / 86400:g} days after the first; {days:g} are the most"
+        )
     moved = tuple(replace(request, arrived_s=(request.arrived_s - first) / speed) for request in spread)
     return Trace(path.name.split(".")[0], block_tokens, moved)
 
@@ -114,6 +126,8 @@ def _rows(path: Path, limit: int | None) -> Iterator[tuple[str, dict[str, Any]]]
 def _row(place: str, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
+    except RecursionError as error:
+        raise TraceError(f"{place}: this is nested too deeply") from error
     except ValueError as error:
         cut = "" if line.endswith(b"\n") else ", and the file ends in it: it may be truncated"
         raise TraceError(f"{place}: this is not JSON{cut}") from error
@@ -142,10 +156,12 @@ def _request(place: str, index: int, row: dict[str, Any], block_tokens: int) -> 
 
 def _number(place: str, row: dict[str, Any], field: str) -> float:
     value = _there(place, row, field)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise TraceError(f"{place}: {field}: a number is needed, not {_shown(value)}")
     if value < 0:
-        raise TraceError(f"{place}: {field}: {value} is negative")
+        raise TraceError(f"{place}: {field}: {_shown(value)} is negative")
+    if value > TIMESTAMP_MAX_MS:
+        raise TraceError(f"{place}: {field}: {_shown(value)} is beyond {TIMESTAMP_MAX_MS}")
     return float(value)
 
 
@@ -173,11 +189,23 @@ def _ids(place: str, row: dict[str, Any]) -> tuple[int, ...]:
 
 def _text(place: str, row: dict[str, Any], field: str) -> str | None:
     value = row.get(field)
-    if value is None or isinstance(value, str):
+    if isinstance(value, str):
+        if len(value.encode(errors="replace")) > TEXT_BYTES_MAX or not _encodes(value):
+            raise TraceError(f"{place}: {field}: {_shown(value)} is longer than {TEXT_BYTES_MAX} bytes or no valid text")
         return value
+    if value is None:
+        return None
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     raise TraceError(f"{place}: {field}: a text is needed, not {_shown(value)}")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON lets through
+        return False
+    return True
 
 
 def _there(place: str, row: dict[str, Any], field: str) -> Any:

@@ -67,6 +67,7 @@ class PrefillFigures:
     dram_tokens: int
     ssd_tokens: int
     remote_tokens: int
+    device_tokens: int = 0
 
 
 @dataclass(slots=True)

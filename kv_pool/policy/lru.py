@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from kv_pool.keys import BlockKey
@@ -13,13 +14,15 @@ STALE_SHARE_MAX = 4
 
 @dataclass(slots=True)
 class LeastRecentlyUsed:
-    """A heap by time of last use. A use only notes the new time: the entry moves when it comes to the top with an old one.
-    So ``add`` of a known key and ``discard`` cost O(1), the others O(log n), amortised. Never names a discarded key."""
+    """Time mostly goes forward, so most keys are added with the latest time so far: they stand in a plain order, and cost O(1).
+    The others (a parent whose last child has gone was used long ago) lie in a heap by time of last use, O(log n), amortised.
+    Never names a discarded key."""
 
-    _live: dict[BlockKey, float] = field(default_factory=dict[BlockKey, float])
-    _queued: dict[BlockKey, float] = field(default_factory=dict[BlockKey, float])
-    """The time under which a key lies in the heap: no later than its last use."""
+    _order: OrderedDict[BlockKey, float] = field(default_factory=OrderedDict[BlockKey, float])
+    _late: dict[BlockKey, float] = field(default_factory=dict[BlockKey, float])
+    """What is in the heap; entries of it that say otherwise are stale."""
     _heap: list[tuple[float, BlockKey]] = field(default_factory=list[tuple[float, BlockKey]])
+    _newest: float = float("-inf")
 
     def stored(self, key: BlockKey) -> None:
         """Nothing: the order is that of use."""
@@ -28,39 +31,33 @@ class LeastRecentlyUsed:
         """Nothing: ``add`` says when."""
 
     def add(self, key: BlockKey, last_used: float) -> None:
-        self._live[key] = last_used
-        queued = self._queued.get(key)
-        if queued is None or last_used < queued:
-            self._push(key, last_used)
-            if len(self._heap) > STALE_SHARE_MAX * len(self._live) + 64:
-                self._rebuild()
+        if last_used >= self._newest:
+            self._newest = last_used
+            self._order[key] = last_used
+            self._order.move_to_end(key)
+            if self._late:
+                self._late.pop(key, None)
+        elif self._order.get(key) != last_used and self._late.get(key) != last_used:
+            self._order.pop(key, None)
+            self._late[key] = last_used
+            heapq.heappush(self._heap, (last_used, key))
+            if len(self._heap) > STALE_SHARE_MAX * len(self._late) + 64:
+                self._heap = [(used, late) for late, used in self._late.items()]
+                heapq.heapify(self._heap)
 
     def discard(self, key: BlockKey) -> None:
-        self._live.pop(key, None)
+        self._order.pop(key, None)
+        self._late.pop(key, None)
 
     def removed(self, key: BlockKey) -> None:
-        self._live.pop(key, None)
+        self.discard(key)
 
     def pop(self) -> BlockKey | None:
-        while self._heap:
-            queued, key = heapq.heappop(self._heap)
-            if self._queued.get(key) != queued:
-                continue  # it lies elsewhere in the heap
-            del self._queued[key]
-            used = self._live.get(key)
-            if used is None:
-                continue
-            if used == queued:
-                del self._live[key]
-                return key
-            self._push(key, used)
-        return None
-
-    def _push(self, key: BlockKey, last_used: float) -> None:
-        self._queued[key] = last_used
-        heapq.heappush(self._heap, (last_used, key))
-
-    def _rebuild(self) -> None:
-        self._queued = dict(self._live)
-        self._heap = [(used, key) for key, used in self._live.items()]
-        heapq.heapify(self._heap)
+        heap, late = self._heap, self._late
+        while heap and late.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)
+        if heap and (not self._order or heap[0][0] < next(iter(self._order.values()))):
+            _, key = heapq.heappop(heap)
+            del late[key]
+            return key
+        return self._order.popitem(last=False)[0] if self._order else None

@@ -29,7 +29,7 @@ def decode_for(need: Need, view: View, prefill: int, cost: Floats, *, colocated:
 def handoff_s(need: Need, view: View, prefill: int, decode: int) -> float:
     if view.decode.nodes[decode] == view.prefill.nodes[prefill]:
         return price.HANDOFF_S
-    return float(price.handoffs(need, view)[prefill])
+    return float(price.handoffs(need, view, slice(prefill, prefill + 1))[0])
 
 
 def choice(need: Need, view: View, prefill: int, decode: int, way: int, found: Ways, queue_s: float, *, overlap: bool) -> Choice:

@@ -132,11 +132,12 @@ def waits(need: Need, view: View, compute_s: Floats) -> tuple[Floats, Ints]:
     return wait_s, behind
 
 
-def handoffs(need: Need, view: View) -> Floats:
-    """Seconds from the end of prefill to the first step of a decode worker at another node, for each prefill worker."""
+def handoffs(need: Need, view: View, rows: slice = slice(None)) -> Floats:
+    """Seconds from the end of prefill to the first step of a decode worker at another node, for each prefill worker in
+    ``rows``."""
     exposed = -(-min(need.tokens, EXPOSED_TOKENS) // need.block_tokens) * need.block_bytes
     out = view.links.out(len(view.sending_s))
-    return HANDOFF_S + PULL_LATENCY_S + exposed / out[view.prefill.nodes]
+    return HANDOFF_S + PULL_LATENCY_S + exposed / out[view.prefill.nodes[rows]]
 
 
 def step_with(need: Need, decode: DecodeView) -> Floats:

@@ -36,7 +36,9 @@ def test_a_run_writes_its_report_and_equal_runs_equal_bytes(tmp_path: Path):
     assert report.cluster.policy == "random"
     assert report.outcomes.completed == len(rows) == 60
     assert report.tokens.input == sum(row["input_tokens"] for row in rows)
-    assert report.tokens.cached == sum(row["dram_tokens"] + row["ssd_tokens"] + row["remote_tokens"] for row in rows)
+    assert report.tokens.cached == sum(row["cached_tokens"] for row in rows)
+    tiers = [f"{tier}_tokens" for tier in ("device", "dram", "ssd", "remote")]
+    assert all(row["cached_tokens"] == sum(row[tier] for tier in tiers) for row in rows)
     ttft = sorted(row["ttft_s"] for row in rows)
     assert report.latency.ttft_s.mean == pytest.approx(sum(ttft) / 60, rel=1e-5)
     assert report.latency.tbt_s.count == sum(row["output_tokens"] - 1 for row in rows)

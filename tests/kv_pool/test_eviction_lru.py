@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,18 +14,20 @@ from kv_pool.node.slots import Slots
 from kv_pool.policy.lru import LeastRecentlyUsed
 from tests.kv_pool.node_scene import key
 
-operations = st.lists(st.tuples(st.sampled_from(["add", "discard", "pop"]), st.integers(0, 9)), max_size=300)
+operations = st.lists(
+    st.tuples(st.sampled_from(["add", "discard", "pop"]), st.integers(0, 9), st.sampled_from([0, 0, 0, 1, 2, 9])), max_size=300
+)
 
 
 @given(operations)
-def test_it_does_what_the_obvious_list_does(steps: list[tuple[str, int]]):
+def test_it_does_what_the_obvious_list_does(steps: list[tuple[str, int, int]]):
     policy = LeastRecentlyUsed()
     twin: dict[int, float] = {}
-    for now, (what, i) in enumerate(steps):
+    for now, (what, i, back) in enumerate(steps):
         match what:
             case "add":
-                policy.add(key(i), float(now))
-                twin[i] = float(now)
+                twin[i] = now - back * math.pi  # no two are equal
+                policy.add(key(i), twin[i])
             case "discard":
                 policy.discard(key(i))
                 twin.pop(i, None)
@@ -33,11 +37,15 @@ def test_it_does_what_the_obvious_list_does(steps: list[tuple[str, int]]):
                 twin.pop(oldest, None) if oldest is not None else None
 
 
-def test_using_one_block_for_ever_keeps_the_policy_small():
+@pytest.mark.parametrize("late_s", [0.0, 100.0])
+def test_using_one_block_for_ever_keeps_the_policy_small(late_s: float):
+    """Also where all but the newest are added with a time that is past."""
     policy = LeastRecentlyUsed()
+    policy.add(key(99), 10_000.0)
     for now in range(10_000):
-        policy.add(key(now % 3), float(now))
+        policy.add(key(now % 3), now - late_s)
     assert len(policy._heap) < 200
+    assert [policy.pop() for _ in range(5)] == [key(1), key(2), key(0), key(99), None]
 
 
 def test_an_eviction_costs_the_same_among_many_blocks_as_among_few():

@@ -231,6 +231,17 @@ def test_those_who_wait_keep_their_places_but_hold_up_nobody_who_goes_before_the
     assert shell.phases()["urgent"] is Phase.LOADING
 
 
+def test_while_nothing_computes_others_pass_those_who_wait():
+    """The leader still loads: an idle device must not wait with its siblings."""
+    shell = make_shell(running_max=4)
+    shell.submit("leader", "aaaaaaaab")
+    assert shell.phases()["leader"] is Phase.LOADING
+    for name in "cdef":
+        shell.submit(name, "aaaaaaaa" + name)
+    shell.submit("other", "", tail=3)
+    assert shell.phases()["other"] is Phase.COMPUTING
+
+
 def test_two_that_come_together_are_not_admitted_together():
     shell = make_shell(running_max=2)
     computing(shell, "busy", "b" * 9)

@@ -17,7 +17,7 @@ from test_scheduler_random import random_step
 from cluster.simulator.replay import JournalError, replay_journal
 from scheduler.journal import Row, head, pack, read_journal, row
 from scheduler.journal_file import JournalFile
-from scheduler.messages import RequestEnded, Tick
+from scheduler.messages import Reply, RequestEnded, Tick, WorkerReport
 from scheduler.plan import RouteRequest, SchedulerSettings
 from scheduler.state import SchedulerState
 
@@ -113,6 +113,17 @@ def test_what_is_no_journal_is_refused(data: bytes, tmp_path: Path):
     journal = tmp_path / "journal"
     journal.write_bytes(data)
     with pytest.raises(JournalError):
+        replay_journal(journal)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [RouteRequest("r", 0, (b"x",), 100, 5), WorkerReport("p", "a", "p", "n", 0, None), Reply(1)],  # type: ignore[arg-type]
+)
+def test_a_row_that_no_scheduler_was_given_is_named(given: object, tmp_path: Path):
+    journal = tmp_path / "journal"
+    journal.write_bytes(head(SchedulerSettings(), "shortest") + row(1.0, given, []))  # type: ignore[arg-type]
+    with pytest.raises(JournalError, match="row 2"):
         replay_journal(journal)
 
 

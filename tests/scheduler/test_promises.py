@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from scheduler_scene import keys_of
+from scheduler_scene import keys_of, small_cluster
 
+from scheduler.plan import SchedulerSettings
 from scheduler.promises import GRACE_S, KEYS_MAX, Promises
 
 DOC = keys_of("doc", 6)
@@ -22,6 +23,17 @@ def test_promised_blocks_follow_on_what_is_there_without_a_hole():
     assert extended(promises, 0, 3, 0) == [0, 5, 0]
     promises.add(("b", 0), 1, DOC[5:])
     assert extended(promises, 0, 2, 0) == [0, 6, 0]
+
+
+def test_what_is_pulled_is_promised_too_so_that_a_sibling_follows_it():
+    """The prefix lies at one node whose workers may not be used: whoever goes first pulls it, the next goes along."""
+    scene = small_cluster(SchedulerSettings(classes=("default=ttft 1h",)), prefill=4, decode=4, nodes=4)
+    scene.store("n0", keys_of("doc", 40))
+    siblings = [keys_of("doc", 60), keys_of("doc", 60)]
+    first, second = (scene.plan(f"r{i}", keys, avoid=("p0",)) for i, keys in enumerate(siblings))
+    assert first.prefill_source is not None
+    assert (second.prefill_worker, second.prefill_source) == (first.prefill_worker, None)
+    assert second.cached_blocks == 60
 
 
 def test_a_broken_promise_counts_no_more_and_one_of_two_still_does():

@@ -57,15 +57,15 @@ def test_no_policy_beats_belady_and_none_holds_more_than_its_capacity(prompts: l
     best = Belady(flat, capacity)
     bound = 0
     for key in flat:
-        bound += key in best
+        bound += key in best.here
         best.touch((key,))
     for name in POLICIES[:-1]:
         contents = Contents(make_eviction_policy(name), capacity)
         hits = 0
         for key in flat:
-            hits += key in contents
+            hits += key in contents.here
             contents.touch((key,))
-            assert len(contents) <= capacity
+            assert len(contents.here) <= capacity
         assert hits <= bound
 
 
@@ -76,7 +76,7 @@ def test_belady_by_hand():
     cache = Belady(future, 2)
     hits = []
     for key in future:
-        hits.append(key in cache)
+        hits.append(key in cache.here)
         cache.touch((key,))
     assert hits == [False, False, False, True, True, False]
 

@@ -47,10 +47,10 @@ def mean_ttft(result: RunResult) -> float:
 GOLDEN = {
     "random": (300, 252928, 6295),
     "round_robin": (300, 184320, 6578),
-    "least_loaded": (300, 200704, 6434),
-    "local_cache_aware": (300, 269312, 6447),
-    "mooncake": (300, 337920, 6322),
-    "ours": (300, 289280, 6507),
+    "least_loaded": (300, 233472, 6512),
+    "local_cache_aware": (300, 221184, 6515),
+    "mooncake": (300, 335360, 6415),
+    "ours": (300, 295424, 6414),
 }
 """Of 300 requests: completed, cached tokens, evictions. Whoever changes a policy changes these on purpose."""
 
@@ -70,8 +70,10 @@ def test_equal_seeds_give_equal_runs_and_others_do_not():
     ]
     assert [asdict(record) for record in runs[0].records] == [asdict(record) for record in runs[1].records]
     assert runs[0].samples == runs[1].samples
-    other = simulate(cut(60), replace(settings("random"), scheduler=settings("random").scheduler.model_copy(update={"seed": 7})))
-    assert [asdict(record) for record in runs[0].records] != [asdict(record) for record in other.records]
+    plain = settings("random")
+    seeds = [simulate(cut(60), replace(plain, scheduler=plain.scheduler.model_copy(update={"seed": seed}))) for seed in (0, 0, 7)]
+    one, same, other = ([asdict(record) for record in run.records] for run in seeds)
+    assert one == same != other
 
 
 def test_one_request_alone_takes_what_the_profile_says():

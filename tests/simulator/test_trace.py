@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import math
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,17 @@ BAD = {
     "too few ids": (GOOD | {"hash_ids": [1]}, r":2: hash_ids: 1 ids do not fit input_length 1100 .* \(2 to 3 are needed\)"),
     "an id twice": (GOOD | {"hash_ids": [1, 2, 2]}, r":2: hash_ids: an id is there twice"),
     "a class that is a list": (GOOD | {"class": []}, r":2: class: a text"),
+    "a class of half a pair": (
+        '{"timestamp": 1000, "input_length": 1, "output_length": 1, "hash_ids": [], "class": "\\ud800"}',
+        r":2: class:",
+    ),
+    "a class without end": (GOOD | {"class": "a" * 300}, r":2: class: .* longer than 256 bytes"),
+    "a time without end": (
+        '{"timestamp": 1' + "0" * 400 + ', "input_length": 1, "output_length": 1, "hash_ids": []}',
+        r":2: timestamp:",
+    ),
+    "infinity": ('{"timestamp": Infinity, "input_length": 1, "output_length": 1, "hash_ids": []}', r":2: timestamp:"),
+    "nested without end": ("[" * 100_000, r":2: this is nested too deeply"),
     "out of order": (GOOD | {"timestamp": 999}, r":2: timestamp: before that of the line above"),
 }
 
@@ -87,3 +99,11 @@ def test_a_line_that_was_cut_is_said_to_be(tmp_path: Path):
 def test_an_empty_trace_is_none(tmp_path: Path):
     with pytest.raises(TraceError, match="no request"):
         read_trace(written(tmp_path / "t.jsonl"))
+
+
+def test_a_replay_may_not_last_for_ever_but_a_cache_has_no_clock(tmp_path: Path):
+    path = written(tmp_path / "t.jsonl", GOOD, GOOD | {"timestamp": 1e11})
+    with pytest.raises(TraceError, match=r"t\.jsonl:2: timestamp: 1157\.41 days after the first; 31 are the most"):
+        read_trace(path)
+    assert read_trace(path, speed=1000.0).duration_s == pytest.approx(1e5, rel=1e-3)
+    assert read_trace(path, span_max_s=math.inf).duration_s == pytest.approx(1e8, rel=1e-3)

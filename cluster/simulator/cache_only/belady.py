@@ -23,25 +23,22 @@ class Belady:
             self._next[place] = last.get(future[place], NEVER)
             last[future[place]] = place
         self._place = 0
-        self._due: dict[BlockKey, int] = {}
-        """Of what is here: when it is used next."""
+        self.here: dict[BlockKey, int] = {}
+        """When each block that is here is used next."""
         self._latest: list[tuple[int, BlockKey]] = []
         """Heap, the latest use first; entries with an outdated use are skipped."""
         self.evictions = 0
-
-    def __contains__(self, key: BlockKey) -> bool:
-        return key in self._due
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         for key in keys:
             due = self._next[self._place]
             self._place += 1
-            if key not in self._due and len(self._due) >= self._capacity:
-                while self._due.get(self._latest[0][1]) != -self._latest[0][0]:
+            if key not in self.here and len(self.here) >= self._capacity:
+                while self.here.get(self._latest[0][1]) != -self._latest[0][0]:
                     heapq.heappop(self._latest)
                 if -self._latest[0][0] <= due:
                     continue  # it passes
-                del self._due[heapq.heappop(self._latest)[1]]
+                del self.here[heapq.heappop(self._latest)[1]]
                 self.evictions += 1
-            self._due[key] = due
+            self.here[key] = due
             heapq.heappush(self._latest, (-due, key))

@@ -56,29 +56,23 @@ class Contents:
     def __init__(self, policy: EvictionPolicy, capacity: int) -> None:
         self._policy = policy
         self._capacity = capacity
-        self._here: set[BlockKey] = set()
+        self.here: set[BlockKey] = set()
         self._clock = 0.0
         self.evictions = 0
 
-    def __contains__(self, key: BlockKey) -> bool:
-        return key in self._here
-
-    def __len__(self) -> int:
-        return len(self._here)
-
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Use ``keys`` one after the other; what is not here comes in, and the policy says what goes for it."""
-        here, policy = self._here, self._policy
-        add, now = policy.add, self._clock
+        here, now = self.here, self._clock
+        add, touched, stored = self._policy.add, self._policy.touched, self._policy.stored
         for key in keys:
             now += 1.0
             if key in here:
-                policy.touched(key)
+                touched(key)
             else:
                 if len(here) >= self._capacity and not self._evict():
                     continue
                 here.add(key)
-                policy.stored(key)
+                stored(key)
             add(key, now)
         self._clock = now
 
@@ -86,7 +80,7 @@ class Contents:
         victim = self._policy.pop()
         if victim is None:
             return False
-        self._here.discard(victim)
+        self.here.discard(victim)
         self._policy.removed(victim)
         self.evictions += 1
         return True
@@ -112,7 +106,7 @@ def replay(
     for request, chain in zip(trace.requests, chains, strict=True):
         hits = hits_of(contents, chain)
         _count(result, request, chain, hits, trace.block_tokens)
-        result.blocks_present += hits + sum(key in contents for key in chain[hits + 1 :])
+        result.blocks_present += hits + sum(map(contents.here.__contains__, chain[hits + 1 :]))
         contents.touch(reversed(chain) if touch == "back_to_front" else chain)
         if progress is not None and request.index % 1024 == 0:
             progress(request.index)
@@ -143,7 +137,7 @@ def flattened_hits(trace: Trace, policy: str, capacity: int) -> tuple[int, int]:
     hits = references = 0
     for chain in chains_of(trace, partial_counts=True):
         for key in chain:
-            hits += key in contents
+            hits += key in contents.here
             references += 1
             contents.touch((key,))
     return hits, references
@@ -161,9 +155,9 @@ def chains_of(trace: Trace, *, partial_counts: bool) -> list[tuple[BlockKey, ...
 
 def hits_of(contents: Contents | Belady, chain: Sequence[BlockKey]) -> int:
     """Blocks of the longest prefix of ``chain`` that is there."""
-    hits = 0
+    here, hits = contents.here, 0
     for key in chain:
-        if key not in contents:
+        if key not in here:
             break
         hits += 1
     return hits

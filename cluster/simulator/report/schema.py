@@ -212,7 +212,6 @@ class RequestRow(_Model):
     prefill_worker: str
     decode_worker: str
     predicted: Predicted | None
-    predicted_tpot_s: float | None
     ttft_s: float | None
     e2e_s: float | None
     """Arrival to the end, whichever it was."""

@@ -118,7 +118,7 @@ def request_row(record: RequestRecord, ttft_target_s: float, tbt_target_s: float
             ttft_s=_round(terms.ttft_s), queue_s=_round(terms.queue_s), load_s=_round(terms.load_s),
             compute_s=_round(terms.compute_s), handoff_s=_round(terms.handoff_s), overlap_s=_round(terms.overlap_s),
         ),
-        predicted_tpot_s=_maybe(record.predicted_tpot_s), ttft_s=_maybe(record.ttft_s), e2e_s=_maybe(_e2e_s(record)),
+        ttft_s=_maybe(record.ttft_s), e2e_s=_maybe(_e2e_s(record)),
         queue_s=_maybe(waited_s(record)), load_s=_maybe(record.load_s), compute_s=_maybe(record.compute_s),
         handoff_s=_maybe(record.handoff_s), tbt_mean_s=_maybe(record.tbt_mean_s), tbt_p99_s=_maybe(record.tbt_p99_s),
         tbt_max_s=_maybe(record.tbt_max_s), tbt_worst_tenth_s=_maybe(record.tbt_worst_tenth_s),

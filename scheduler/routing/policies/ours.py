@@ -47,7 +47,7 @@ class Ours(Policy):
         promised = found.blocks[price.PROMISED] > found.blocks[price.OWN]
         wait_of_way[price.PROMISED] = np.where(promised, prefill.queue_s, wait_s)
         busy_s = float(prefill.queue_s[prefill.able].mean())
-        others = behind + PRESSURE * busy_s / (busy_s + float(shortest_s.mean()) + 1e-9)
+        others = behind + PRESSURE * busy_s / (busy_s + float(shortest_s[prefill.able].mean()) + 1e-9)
         ready_s = np.maximum(wait_of_way, found.load_s) + found.compute_s
         cost = ready_s + found.compute_s * others
         way = np.argmin(cost, axis=0)

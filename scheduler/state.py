@@ -202,7 +202,7 @@ class SchedulerState:
         decode = self.fleet.decode[view.decode.ids[found.decode]]
         tpot_s = self._tpot(need, decode, now, now)
         if not request.admitted:
-            verdict = self._gate.judge(target, self._forecast(need, found, decode, tpot_s, now))
+            verdict = self._gate.judge(target, self._forecast(need, found, decode, tpot_s, target, now))
             if not verdict.admit:
                 return self._reject(request, "overloaded", verdict.retry_after_s, verdict.reason)
         return self._assign(request, target, need, view, found, tpot_s, now)
@@ -244,9 +244,12 @@ class SchedulerState:
             sequences, context = max(sequences, decode.room.running), max(context, decode.room.reported_context)
         return decode.step_time.seconds(sequences + 1, context + need.tokens)
 
-    def _forecast(self, need: Need, found: Choice, decode: DecodeWorker, tpot_s: float, now: float) -> Forecast:
-        starts_at = now + found.terms.ttft_s
-        then_s = self._tpot(need, decode, starts_at, now)
+    def _forecast(
+        self, need: Need, found: Choice, decode: DecodeWorker, tpot_s: float, target: ServiceClass, now: float
+    ) -> Forecast:  # fmt: skip
+        if math.isinf(target.tpot_s):  # nobody asks
+            return Forecast(found.terms.ttft_s, tpot_s, tpot_s, 0.0)
+        then_s = self._tpot(need, decode, now + found.terms.ttft_s, now)
         return Forecast(found.terms.ttft_s, tpot_s, then_s, next_end(decode.room.open.values(), now) - now)
 
     def _assign(

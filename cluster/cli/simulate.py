@@ -69,7 +69,7 @@ def simulate(
     Writes report.json, requests.jsonl, report.html and report.png. Equal arguments give equal bytes.
     """
     from cluster.simulator.report.files import OutputError, check_folder
-    from cluster.simulator.trace import TraceError, read_trace
+    from cluster.simulator.trace import SPAN_MAX_S, TraceError, read_trace
 
     try:
         check_folder(out)
@@ -78,7 +78,7 @@ def simulate(
             return
         if trace is None:
             _refuse("--trace: a file is needed")
-        traffic = read_trace(trace, speed=speed, limit=limit, **({"span_max_s": math.inf} if cache_only else {}))
+        traffic = read_trace(trace, speed=speed, limit=limit, span_max_s=math.inf if cache_only else SPAN_MAX_S)
     except (TraceError, OutputError) as error:
         _refuse(str(error))
     except OSError as error:

@@ -47,12 +47,14 @@ class LeastRecentlyUsed:
 
     def discard(self, key: BlockKey) -> None:
         self._order.pop(key, None)
-        self._late.pop(key, None)
+        if self._late:
+            self._late.pop(key, None)
 
-    def removed(self, key: BlockKey) -> None:
-        self.discard(key)
+    removed = discard
 
     def pop(self) -> BlockKey | None:
+        if not self._heap:
+            return self._order.popitem(last=False)[0] if self._order else None
         heap, late = self._heap, self._late
         while heap and late.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)

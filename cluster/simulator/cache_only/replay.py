@@ -62,28 +62,24 @@ class Contents:
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Use ``keys`` one after the other; what is not here comes in, and the policy says what goes for it."""
-        here, now = self.here, self._clock
-        add, touched, stored = self._policy.add, self._policy.touched, self._policy.stored
+        here, now, policy, capacity = self.here, self._clock, self._policy, self._capacity
+        add, touched, stored, pop, removed = policy.add, policy.touched, policy.stored, policy.pop, policy.removed
         for key in keys:
             now += 1.0
             if key in here:
                 touched(key)
             else:
-                if len(here) >= self._capacity and not self._evict():
-                    continue
+                if len(here) >= capacity:
+                    victim = pop()
+                    if victim is None:
+                        continue
+                    here.discard(victim)
+                    removed(victim)
+                    self.evictions += 1
                 here.add(key)
                 stored(key)
             add(key, now)
         self._clock = now
-
-    def _evict(self) -> bool:
-        victim = self._policy.pop()
-        if victim is None:
-            return False
-        self.here.discard(victim)
-        self._policy.removed(victim)
-        self.evictions += 1
-        return True
 
 
 def replay(
@@ -145,12 +141,14 @@ def flattened_hits(trace: Trace, policy: str, capacity: int) -> tuple[int, int]:
 
 def chains_of(trace: Trace, *, partial_counts: bool) -> list[tuple[BlockKey, ...]]:
     """Each request's blocks as keys, equal ids as one object."""
-    keys: dict[int, BlockKey] = {}
-    chains: list[tuple[BlockKey, ...]] = []
-    for request in trace.requests:
-        ids = request.block_ids if partial_counts else trace.full_blocks(request)
-        chains.append(tuple([keys.get(each) or keys.setdefault(each, key_of(each)) for each in ids]))
-    return chains
+    key = _Keys().__getitem__
+    return [tuple(map(key, r.block_ids if partial_counts else trace.full_blocks(r))) for r in trace.requests]
+
+
+class _Keys(dict[int, BlockKey]):
+    def __missing__(self, block_id: int) -> BlockKey:
+        key = self[block_id] = key_of(block_id)
+        return key
 
 
 def hits_of(contents: Contents | Belady, chain: Sequence[BlockKey]) -> int:

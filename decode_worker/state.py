@@ -283,6 +283,12 @@ class DecodeState:
         return any(s.phase is Phase.ENDING for s in self.sequences.values())
 
     @property
+    def growth_reserve(self) -> int:
+        """Blocks that stay free when somebody is admitted, one for each that runs: a newcomer must not push out what is under
+        way."""
+        return sum(s.phase is Phase.RUNNING for s in self.sequences.values())
+
+    @property
     def loading(self) -> int:
         return sum(s.phase is Phase.LOADING for s in self.sequences.values())
 

@@ -161,8 +161,7 @@ class DecodeWorker:
         if sequence.phase is not Phase.WAITING:
             return True
         cache, task = self._engine.cache, sequence.task
-        # One block of growth for each that runs stays free: a newcomer must not push out what is under way.
-        if cache.free_count < blocks + len(self.state.running):
+        if cache.free_count < blocks + self.state.growth_reserve:
             return False
         shared = cache.lookup(task.keys)
         try:

@@ -20,8 +20,9 @@ Cursors, in tokens::
 
 Siblings: a waiting prompt whose next block is being loaded or computed by one that was admitted before it (its leader) is held
 back until that block is in place on the device, instead of doing the same again. It stays WAITING, so it has no device blocks
-and nothing waits for it: no circle can form. It keeps its place among those that may be admitted, and lends its leader its
-precedence, so that it is served no later than if it did the work itself. It goes on by itself when its leader ends in any way.
+and nothing waits for it: no circle can form. It keeps its place among those that may be admitted while somebody computes (else
+others go on in its place, so that the device is not idle), and lends its leader its precedence. It goes on by itself when its
+leader ends in any way.
 """
 
 from __future__ import annotations

@@ -151,13 +151,14 @@ class PrefillColumns(Columns[PrefillWorker]):
 
     def _fit(self, row: int, count: int) -> None:
         """As many places as the fullest row needs; after a rush no more of them than four times as many."""
+        fewer = count < self._open[row]
         self._open[row] = count
         width = self._precedence.shape[1]
         while count > width:
             self._precedence = np.concatenate([self._precedence, np.full_like(self._precedence, np.inf)], axis=1)
             self._seconds = np.concatenate([self._seconds, np.zeros_like(self._seconds)], axis=1)
             width *= 2
-        if width > PLACES_FIRST and 4 * count <= width and 4 * int(self._open.max()) <= width:
+        if fewer and width > PLACES_FIRST and 4 * count <= width and 4 * int(self._open.max()) <= width:
             self._precedence = self._precedence[:, : width // 2].copy()
             self._seconds = self._seconds[:, : width // 2].copy()
 

@@ -38,6 +38,8 @@ STEP_GUESS_S: Final = 0.03
 """A decode step before the first was reported."""
 STUCK_S: Final = 10.0
 """A worker that has work and does none of it for so long is slow enough to be avoided."""
+PIECE_MAX_S: Final = 60.0
+"""More than any piece takes: what a worker says of its pieces does not put off for ever that it is found stuck."""
 
 
 class Standing(StrEnum):
@@ -120,7 +122,7 @@ class Progress:
         if not left or finished or left != self.left:
             self.left, self.since = left, now
             return False
-        if now - self.since < STUCK_S + 2 * piece_s:
+        if now - self.since < STUCK_S + 2 * min(piece_s, PIECE_MAX_S):
             return False
         self.since = now
         return True

@@ -136,6 +136,8 @@ class DecodeWorker:
         self._at_border()
 
     def die(self) -> None:
+        for request in self.state.sequences:
+            self._gateway.stopped(request)
         for pull in self._pulls.values():
             self._stop(pull)
         running = self._run is not None
@@ -154,9 +156,8 @@ class DecodeWorker:
             match action:
                 case Admit(sequence, blocks, _):
                     # The first that finds no room blocks those behind it; one that was named twice is in already.
-                    blocked = blocked or (
-                        sequence.phase is Phase.WAITING and blocks + len(self.state.running) > self._free_blocks
-                    )
+                    missing = self._free_blocks < blocks + self.state.growth_reserve
+                    blocked = blocked or (sequence.phase is Phase.WAITING and missing)
                     if sequence.phase is Phase.WAITING and not blocked:
                         self._free_blocks -= blocks
                         self._held[sequence.id] = blocks
@@ -290,18 +291,15 @@ class DecodeWorker:
         if state is not self.state or self._run is not None:
             self._accelerator.free()
             return
-        rooms = [(sequence, self._room(sequence)) for sequence in state.running]
-        batch = tuple(sequence for sequence, room in rooms if room > 0)
-        if len(batch) < len(rooms) and not state.blocks_on_their_way_back:
+        batch = tuple(state.running)
+        rooms = [self._room(sequence) for sequence in batch]
+        if not batch or min(rooms) <= 0:
             self._accelerator.free()
-            self._do(state.out_of_blocks())
+            # Blocks on their way back arrive at this same moment, and start it again: nobody else must give way for them.
+            if batch and not state.blocks_on_their_way_back:
+                self._do(state.out_of_blocks())
             return
-        if not batch:  # the blocks that come back start it again
-            self._accelerator.free()
-            return
-        # Those that lack a block meanwhile sit a step out.
-        steps = min(min(room, s.task.max_new_tokens - s.answer_index) for s, room in rooms if room > 0)
-        steps = steps if len(batch) == len(rooms) else 1
+        steps = min(min(room, s.task.max_new_tokens - s.answer_index) for s, room in zip(batch, rooms, strict=True))
         profile = self._world.profile
         context = sum(sequence.length for sequence in batch)
         first_s = profile.step_s(len(batch), context) * self.slowness

@@ -58,7 +58,7 @@ class _Answer:
     full_until: float = 0.0
     ended: bool = False
     broke_off_at: float | None = None
-    """When an attempt failed whose first token the client has: what comes next comes after a pause."""
+    """When an attempt ended whose first token the client has: what comes next comes after a pause."""
     pauses_s: list[float] = field(default_factory=list[float])
 
 
@@ -155,6 +155,12 @@ class Gateway:
         else:
             self._attempt_failed(answer, worker_id, cause, blame=cause not in NOBODYS_FAULT)
 
+    def stopped(self, request: RequestId) -> None:
+        """Its decode worker has died. Nobody knows yet; the client hears nothing any more."""
+        answer = self._current(request)
+        if answer is not None:
+            self._broke_off(answer)
+
     # --- attempts -------------------------------------------------------------------------------------------------------
 
     def _plan(self, answer: _Answer) -> None:
@@ -209,8 +215,7 @@ class Gateway:
 
     def _attempt_failed(self, answer: _Answer, worker_id: str, cause: FailureCause, *, blame: bool) -> None:
         record = answer.record
-        if record.ttft_s is not None and answer.broke_off_at is None:
-            answer.broke_off_at = self._world.kernel.now
+        self._broke_off(answer)
         self._close(answer, worker_id)
         self.retries += 1
         if blame:
@@ -227,6 +232,10 @@ class Gateway:
         else:
             answer.full_until = self._world.kernel.now + LIMITS.replan_wait_s
             self._world.kernel.after(max(0, answer.failures - 1) * LIMITS.retry_backoff_s, self._plan, answer)
+
+    def _broke_off(self, answer: _Answer) -> None:
+        if answer.record.ttft_s is not None and answer.broke_off_at is None:
+            answer.broke_off_at = self._world.kernel.now
 
     def _close(self, answer: _Answer, failed_at: str | None, output_tokens: int | None = None) -> None:
         """The attempt is over: the scheduler hears it, and the workers that would not know let go."""

@@ -286,7 +286,8 @@ def plain_cost(need: Need, seen: View) -> float:
         ways.append(priced)
         shortest.append(min(load_s + compute for load_s, compute, _ in priced))
     busy = float(np.mean([prefill.queue_s[row] for row in range(len(prefill.ids)) if prefill.able[row]]))
-    crowd = busy / (busy + float(np.mean(shortest)) + 1e-9)
+    typical = float(np.mean([shortest[row] for row in range(len(prefill.ids)) if prefill.able[row]]))
+    crowd = busy / (busy + typical + 1e-9)
     best = math.inf
     for row, priced in enumerate(ways):
         if not prefill.able[row]:
@@ -339,12 +340,11 @@ def test_ours_is_never_dearer_than_the_search_over_all_pairs(
     expected = plain_cost(NEED, seen)
     # What it then loads while it waits can only make it cheaper.
     row, terms = choice.prefill, choice.terms
-    shortest = float((price.ways(NEED, seen, price.soonest_source(NEED, seen)).load_s
-        + price.ways(NEED, seen, price.soonest_source(NEED, seen)).compute_s).min(axis=0)[row])  # fmt: skip
-    waits, behind = price.waits(NEED, seen, np.full(len(prefill), shortest))
-    busy = float(seen.prefill.queue_s[seen.prefill.able].mean())
     found = price.ways(NEED, seen, price.soonest_source(NEED, seen))
-    crowd = busy / (busy + float((found.load_s + found.compute_s).min(axis=0).mean()) + 1e-9)
+    shortest = (found.load_s + found.compute_s).min(axis=0)
+    waits, behind = price.waits(NEED, seen, np.full(len(prefill), shortest[row]))
+    busy = float(seen.prefill.queue_s[seen.prefill.able].mean())
+    crowd = busy / (busy + float(shortest[seen.prefill.able].mean()) + 1e-9)
     pressure = price.pressures(NEED, seen)[choice.decode]
     cost = terms.ttft_s + terms.compute_s * (float(behind[row]) + crowd) + terms.handoff_s + float(pressure)
     assert cost <= expected + 1e-6
